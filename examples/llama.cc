@@ -1,4 +1,5 @@
-// Trains a Llama or a Qwen 2 on any mesh of axes dp, tp and pp, on synthetic tokens or any text.
+// Trains a Llama, a Qwen 2, or one of these with experts (Mixtral, Qwen 2 MoE) on any mesh of axes dp, tp, pp
+// and ep, on synthetic tokens or any text.
 //   build/examples/llama --size=tiny --mesh=cpu:dp=2,tp=2,pp=2 --micro_batches=4
 #include <gflags/gflags.h>
 
@@ -13,10 +14,11 @@
 #include "oneflow_like/program/language_flags.h"
 #include "oneflow_like/program/language_model.h"
 
-DEFINE_string(size, "tiny", "tiny, 160m, 1b or 8b");
+DEFINE_string(size, "tiny", "tiny, 160m, 1b or 8b; mixtral_tiny, qwen_moe_tiny, mixtral_8x7b");
 DEFINE_int64(layers, 0, "Transformer blocks; 0: as --size");
 DEFINE_bool(tied, false, "output reads the embedding's table");
 DEFINE_bool(qkv_bias, false, "as Qwen 2 has");
+DEFINE_double(capacity, 1.25, "of experts in training, in even shares; 0: for every token");
 
 namespace oneflow_like {
 namespace {
@@ -33,7 +35,11 @@ LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence, const
     if (vocabulary > 0) config.vocabulary = vocabulary;
     if (FLAGS_layers > 0) config.layers = FLAGS_layers;
     if (IsGiven("tied")) config.tied = FLAGS_tied;
-    config.qkv_bias = FLAGS_qkv_bias;
+    if (config.experts.experts == 0) {
+      config.qkv_bias = FLAGS_qkv_bias;
+    } else if (IsGiven("qkv_bias")) {
+      Fail("--qkv_bias: --size=", FLAGS_size, " says whether there is one");
+    }
     if (theirs) {
       const LlamaFolder there = ReadLlamaConfig(*theirs);
       config.rope = there.config.rope;
@@ -46,6 +52,11 @@ LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence, const
     model = ReadLlamaConfig(*theirs);
     FitLoadedModel(model.context, config.vocabulary, vocabulary);
   }
+  if (!(FLAGS_capacity >= 0 && FLAGS_capacity <= 1e6))
+    Fail("--capacity is ", FLAGS_capacity, ", must be at least 0, at most 1e6");
+  if (config.experts.experts == 0 && IsGiven("capacity"))
+    Fail("--capacity is of experts, but this model has none");
+  config.experts.capacity = FLAGS_capacity;
   config.sequence = sequence;
   config.ulysses = FLAGS_ulysses;
   return model;
@@ -55,19 +66,29 @@ LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::stri
                            const HuggingFaceConfig* theirs) {
   const auto [config, context] = ConfigOfFlags(vocabulary, sequence, theirs);
   CheckLlama(config, mesh);
-  return {
-      .logits = [config = config](Scope scope, Tensor tokens, Tensor positions,
-                                  bool) { return LlamaLogits(std::move(scope), tokens, config, positions); },
-      .next =
-          [config = config](Scope scope, Tensor tokens, const nn::Cache& cache) {
-            LlamaConfig here = config;
-            here.sequence = "";
-            here.ulysses = false;
-            return LlamaNext(std::move(scope), tokens, here, cache);
-          },
-      .vocabulary = config.vocabulary,
-      .config = LlamaConfigText(config, context, theirs),
-      .huggingface = LlamaFormat(config, context)};
+  LanguageModel llama = {.logits =
+                             [config = config](Scope scope, Tensor tokens, Tensor positions, bool training) {
+                               LlamaConfig here = config;
+                               if (!training) here.experts.capacity = 0;
+                               return LlamaLogits(std::move(scope), tokens, here, positions);
+                             },
+                         .next =
+                             [config = config](Scope scope, Tensor tokens, const nn::Cache& cache) {
+                               LlamaConfig here = config;
+                               here.sequence = "";
+                               here.ulysses = false;
+                               return LlamaNext(std::move(scope), tokens, here, cache);
+                             },
+                         .vocabulary = config.vocabulary,
+                         .config = LlamaConfigText(config, context, theirs),
+                         .huggingface = LlamaFormat(config, context)};
+  if (config.experts.experts > 0) {
+    llama.cuts_sequences = false;
+    llama.loss = [config = config](Scope scope, Tensor tokens, Tensor targets) {
+      return LlamaLoss(std::move(scope), tokens, targets, config);
+    };
+  }
+  return llama;
 }
 
 }  // namespace
@@ -75,9 +96,12 @@ LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::stri
 
 int main(int argc, char** argv) {
   oneflow_like::SetDefault("sample_tokens", "0");
-  oneflow_like::Launcher launcher(&argc, &argv,
-                                  "Trains a Llama or Qwen 2 on text, on any mesh of axes dp, tp and pp.",
-                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main(
-      [&] { return oneflow_like::TrainLanguageModel(launcher, oneflow_like::LlamaOfFlags); });
+  oneflow_like::Launcher launcher(
+      &argc, &argv,
+      "Trains a Llama, Qwen 2, Mixtral or Qwen 2 MoE on text, on any mesh of axes "
+      "dp, tp, pp and ep.",
+      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
+  return launcher.Main([&] {
+    return oneflow_like::TrainLanguageModel(launcher, oneflow_like::LlamaOfFlags, {"cp", "sp", "ep"});
+  });
 }

@@ -1,5 +1,5 @@
 // The decoder of llama_model.h as Hugging Face's transformers knows it: Llama, and Qwen 2 where queries, keys
-// and values have biases.
+// and values have biases; with experts Mixtral, and Qwen 2 MoE where one of them is shared.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace oneflow_like {
 // The tensors of a Llama of this size.
 NameTable LlamaNames(const LlamaConfig& config);
 
-// What the folder's config.json says, which is of a model_type llama or qwen2.
+// What the folder's config.json says, which is of a model_type llama, qwen2, mixtral or qwen2_moe.
 struct LlamaFolder {
   LlamaConfig config;
   int64_t context = 0;  // the longest that the model is meant for

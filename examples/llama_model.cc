@@ -2,6 +2,7 @@
 #include "examples/llama_model.h"
 
 #include <cmath>
+#include <vector>
 
 namespace oneflow_like {
 
@@ -33,14 +34,36 @@ LlamaConfig LlamaOfSize(const std::string& size) {
             .head_width = 128,
             .inner = 14336,
             .vocabulary = 128256};
-  Fail("--size=", size, ": must be tiny, 160m, 1b or 8b");
+  if (size == "mixtral_tiny") return {.inner = 256, .rope = {.base = 1e6}, .experts = {.experts = 8}};
+  if (size == "qwen_moe_tiny")
+    return {.kv_heads = 4,
+            .inner = 96,
+            .rope = {.base = 1e6},
+            .norm_eps = 1e-6,
+            .qkv_bias = true,
+            .experts = {.experts = 8, .top_k = 4, .shared_inner = 192, .normalise = false, .aux_loss = 1e-3}};
+  if (size == "mixtral_8x7b")
+    return {.layers = 32,
+            .width = 4096,
+            .heads = 32,
+            .kv_heads = 8,
+            .head_width = 128,
+            .inner = 14336,
+            .vocabulary = 32000,
+            .rope = {.base = 1e6},
+            .experts = {.experts = 8}};
+  Fail("--size=", size, ": must be tiny, 160m, 1b, 8b, mixtral_tiny, qwen_moe_tiny or mixtral_8x7b");
 }
 
 int64_t LlamaWeights(const LlamaConfig& c) {
   const int64_t projected = (c.heads + 2 * c.kv_heads) * c.head_width;
-  const int64_t layer = 2 * c.width + c.width * projected + (c.qkv_bias ? projected : 0) +
-                        c.heads * c.head_width * c.width + 3 * c.width * c.inner;
-  return c.layers * layer + c.width + (c.tied ? 1 : 2) * c.vocabulary * c.width;
+  const int64_t layer =
+      2 * c.width + c.width * projected + (c.qkv_bias ? projected : 0) + c.heads * c.head_width * c.width;
+  const LlamaExperts& e = c.experts;
+  int64_t network = 3 * c.width * c.inner;
+  if (e.experts > 0) network = e.experts * (network + c.width);
+  if (e.shared_inner > 0) network += 3 * c.width * e.shared_inner + c.width;
+  return c.layers * (layer + network) + c.width + (c.tied ? 1 : 2) * c.vocabulary * c.width;
 }
 
 void CheckLlama(const LlamaConfig& c, const Mesh& mesh) {
@@ -55,6 +78,15 @@ void CheckLlama(const LlamaConfig& c, const Mesh& mesh) {
                                     {"inner", c.inner},
                                     {"vocabulary", c.vocabulary}})
     if (value < 1) Fail("llama: ", name, " is ", value, " but must be at least 1");
+  if (c.experts.experts < 0 || c.experts.shared_inner < 0)
+    Fail("llama: experts are ", c.experts.experts, " with a shared one of ", c.experts.shared_inner,
+         ", but neither may be negative");
+  if (c.experts.experts > 0 && (c.experts.top_k < 1 || c.experts.top_k > c.experts.experts))
+    Fail("llama: top_k is ", c.experts.top_k, ", must be at least 1, and at most the ", c.experts.experts,
+         " experts");
+  if (c.experts.experts > 0 && !c.sequence.empty())
+    Fail("llama: sequences cannot be cut over ", c.sequence,
+         ", as the room of experts is of whole sequences");
   if (c.heads % c.kv_heads != 0)
     Fail("llama: kv_heads is ", c.kv_heads, " and does not divide the ", c.heads, " heads");
   if (c.head_width % 2 != 0)
@@ -66,9 +98,27 @@ void CheckLlama(const LlamaConfig& c, const Mesh& mesh) {
 
 namespace {
 
+nn::ExpertsOptions ExpertsOf(const LlamaConfig& c, const Mesh& mesh, const Initializer& init,
+                             const Initializer& small) {
+  nn::ExpertsOptions o;
+  o.experts = c.experts.experts;
+  o.top_k = c.experts.top_k;
+  o.inner = c.inner;
+  o.gated = true;
+  o.capacity = c.experts.capacity;
+  o.shared_inner = c.experts.shared_inner;
+  o.shared_gate = c.experts.shared_inner > 0;
+  o.normalise = c.experts.normalise;
+  o.aux_loss = c.experts.aux_loss;
+  o.ep = mesh.FindAxis("ep") >= 0 ? "ep" : "dp";
+  o.init = init;
+  o.out_init = small;
+  return o;
+}
+
 // With a cache, logits of the last token alone.
 Tensor LlamaForward(const Scope& scope, Tensor tokens, const LlamaConfig& c, const nn::Cache* cache,
-                    Tensor positions) {
+                    Tensor positions, Tensor* router_loss) {
   CheckLlama(c, scope.mesh());
   const Initializer init = Normal(0.02);
   // As in GPT-2: what is added to the residual stream starts smaller, the more is added to it.
@@ -89,11 +139,20 @@ Tensor LlamaForward(const Scope& scope, Tensor tokens, const LlamaConfig& c, con
   block.norm_eps = c.norm_eps;
   block.sequence = c.sequence;
   if (cache) block.attention.cache = *cache;
+  std::vector<Tensor> losses;
+  if (c.experts.experts > 0)
+    block.feed_forward = [&, o = ExpertsOf(c, scope.mesh(), init, small)](Scope s, Tensor x) {
+      const nn::ExpertsResult result = nn::Experts(s / "experts", x, o);
+      if (result.loss.defined()) losses.push_back(result.loss);
+      return result.y;
+    };
 
   const Dims shape = {c.vocabulary, c.width};
   Tensor table = scope.Stage("pp", 0).Weight("embedding", shape, init, {{"tp", S(0)}});
   Tensor x = nn::layers(scope, embedding(table, tokens), c.layers,
                         [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
+  for (Tensor& loss : losses) loss = to_stage_of(loss, x);
+  if (router_loss && !losses.empty()) *router_loss = add_n(losses);
   if (const int64_t length = x.shape()[1]; cache && length > 1) x = slice(x, 1, length - 1, length);
   x = nn::RmsNorm(scope / "norm", x, c.norm_eps);
   Tensor output = c.tied ? to_stage_of(table, x) : scope.Weight("output", shape, init, {{"tp", S(0)}});
@@ -102,16 +161,20 @@ Tensor LlamaForward(const Scope& scope, Tensor tokens, const LlamaConfig& c, con
 
 }  // namespace
 
-Tensor LlamaLogits(Scope scope, Tensor tokens, const LlamaConfig& config, Tensor positions) {
-  return LlamaForward(scope, tokens, config, nullptr, positions);
+Tensor LlamaLogits(Scope scope, Tensor tokens, const LlamaConfig& config, Tensor positions,
+                   Tensor* router_loss) {
+  return LlamaForward(scope, tokens, config, nullptr, positions, router_loss);
 }
 
 Tensor LlamaNext(Scope scope, Tensor tokens, const LlamaConfig& config, const nn::Cache& cache) {
-  return LlamaForward(scope, tokens, config, &cache, {});
+  LlamaConfig roomy = config;
+  roomy.experts.capacity = 0;  // whatever pieces the text is read in, the same tokens come of it
+  return LlamaForward(scope, tokens, roomy, &cache, {}, nullptr);
 }
 
 Tensor LlamaLoss(Scope scope, Tensor tokens, Tensor targets, const LlamaConfig& config) {
-  return mean(cross_entropy(LlamaLogits(scope, tokens, config), targets));
+  Tensor of_router, loss = mean(cross_entropy(LlamaLogits(scope, tokens, config, {}, &of_router), targets));
+  return of_router.defined() ? loss + of_router : loss;
 }
 
 }  // namespace oneflow_like

@@ -1,5 +1,6 @@
-// A decoder as Llama 3 and Qwen 2 are built: rotary positions, RMS norms, grouped queries, SwiGLU. Written
-// once, as if for one device; examples/llama.cc trains it, and tests build the same model.
+// A decoder as Llama 3 and Qwen 2 are built: rotary positions, RMS norms, grouped queries, SwiGLU; or with
+// experts, as Mixtral and Qwen 2 MoE. Written once, as if for one device; examples/llama.cc trains it, and
+// tests build the same model.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,15 @@
 #include "oneflow_like/oneflow_like.h"
 
 namespace oneflow_like {
+
+// Experts in place of SwiGLU; `inner` of the config is that of each.
+struct LlamaExperts {
+  int64_t experts = 0, top_k = 2;  // 0: there are none
+  int64_t shared_inner = 0;        // of an expert for every token, with a gate, as Qwen 2 MoE has; 0: none
+  bool normalise = true;           // weights of a token's experts add up to 1
+  double capacity = 1.25;          // in training (nn::ExpertsOptions); generation has room for every token
+  double aux_loss = 0.02;
+};
 
 struct LlamaConfig {
   int64_t layers = 4;
@@ -20,12 +30,14 @@ struct LlamaConfig {
   double norm_eps = 1e-5;
   bool tied = false;      // the output reads the embedding's table
   bool qkv_bias = false;  // of queries, keys and values: Qwen's
+  LlamaExperts experts = {};
   // Mesh axis that cuts the sequence, and whether attention exchanges it for heads: as GptConfig has them.
   std::string sequence = "";
   bool ulysses = false;
 };
 
-// tiny; 160m; 1b and 8b, which are Llama 3.2 1B and Llama 3 8B. Throws Error for other names.
+// tiny; 160m; 1b and 8b, which are Llama 3.2 1B and Llama 3 8B; mixtral_tiny, qwen_moe_tiny; mixtral_8x7b.
+// Throws Error for other names.
 LlamaConfig LlamaOfSize(const std::string& size);
 
 int64_t LlamaWeights(const LlamaConfig& config);  // how many numbers
@@ -34,18 +46,21 @@ int64_t LlamaWeights(const LlamaConfig& config);  // how many numbers
 // must divide heads, every stage of pp needs at least one layer.
 void CheckLlama(const LlamaConfig& config, const Mesh& mesh);
 
-// tokens i32[batch, s] -> logits f32[batch, s, vocabulary]. `positions` i32[s], where given, are those of the
-// tokens (nn::DealtSequence), else they lie in order. Heads, the inner axis and the rows of both tables
-// are cut over tp, blocks are spread over pp, dp cuts whatever the caller's input says. Weights are the same
-// variables whenever the same scope and config are given.
-Tensor LlamaLogits(Scope scope, Tensor tokens, const LlamaConfig& config, Tensor positions = {});
+// tokens i32[batch, s] -> logits f32[batch, s, vocabulary]. `router_loss`, where not nullptr, gets the sum
+// over the blocks of the experts' losses; undefined where there are none. `positions` i32[s], where given,
+// are those of the tokens (nn::DealtSequence), else they lie in order. Heads, the inner axis and the rows of
+// both tables are cut over tp, experts over ep (where there is none, over dp), blocks are spread over pp, dp
+// cuts whatever the caller's input says. Weights are the same variables whenever the same scope and config
+// are given.
+Tensor LlamaLogits(Scope scope, Tensor tokens, const LlamaConfig& config, Tensor positions = {},
+                   Tensor* router_loss = nullptr);
 
 // The logits after the last of these tokens alone, f32[batch, 1, vocabulary], for generation: tokens
 // i32[batch, s] are the next piece of sequences whose earlier tokens are in the cache, none of them cut.
 Tensor LlamaNext(Scope scope, Tensor tokens, const LlamaConfig& config, const nn::Cache& cache);
 
-// The mean of the cross entropy over all positions, one element; targets i32[batch, s], a negative one counts
-// as loss 0.
+// The mean of the cross entropy over all positions, plus the experts' losses, one element; targets i32[batch,
+// s], a negative one counts as loss 0.
 Tensor LlamaLoss(Scope scope, Tensor tokens, Tensor targets, const LlamaConfig& config);
 
 }  // namespace oneflow_like

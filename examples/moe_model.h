@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "oneflow_like/oneflow_like.h"
 
@@ -11,23 +12,26 @@ namespace oneflow_like {
 struct MoeConfig {
   int64_t layers = 4, width = 128, heads = 4, context = 128, vocabulary = 256;
   int64_t experts = 8, top_k = 2, inner = 256;  // inner: of each expert
+  int64_t shared = 0;                           // experts that every token uses
   // An expert takes at most capacity * top_k * context / experts tokens of a sequence, rounded up: first
   // choices before second ones, each in the order of tokens. The others pass it by.
   double capacity = 1.25;
-  double balance = 0.01;  // weight of the loss that spreads tokens over experts (Fedus et al. 2022)
+  double balance = 0.01;    // weight of the loss that spreads tokens over experts (Fedus et al. 2022)
+  double bias_balance = 0;  // step of the bias that does, too (nn::ExpertsOptions)
+  std::string axis = "ep";  // mesh axis that cuts the experts; may be dp
 };
 
 // Throws Error when the numbers contradict each other or the mesh, which has axes dp, tp and pp, and may have
 // ep.
 void CheckMoe(const MoeConfig& config, const Mesh& mesh);
 
-// tokens i32[batch s] -> logits f32[batch s vocabulary]. Experts are cut over mesh axis ep and their inner
-// axis over tp, heads and the table's rows over tp, blocks are spread over pp. `balance`, where not nullptr,
-// gets the sum over the blocks of the loss that spreads tokens, f32[].
+// tokens i32[batch s] -> logits f32[batch s vocabulary]. Experts are cut over mesh axis `axis` and their
+// inner axis over tp, heads and the table's rows over tp, blocks are spread over pp. `balance`, where not
+// nullptr, gets the sum over the blocks of the weighted loss that spreads tokens, f32[]; undefined where its
+// weight is 0.
 Tensor MoeLogits(Scope scope, Tensor tokens, const MoeConfig& config, Tensor* balance = nullptr);
 
-// The mean cross entropy, and of `balance` so much as the config says; targets i32[batch s], a negative one
-// counts as loss 0.
+// The mean cross entropy plus that loss; targets i32[batch s], a negative one counts as loss 0.
 Tensor MoeLoss(Scope scope, Tensor tokens, Tensor targets, const MoeConfig& config);
 
 }  // namespace oneflow_like

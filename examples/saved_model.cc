@@ -69,7 +69,8 @@ SavedModel OpenSavedModel(const std::string& path, const std::string& weights) {
   SavedModel saved;
   if (source->variables().count("positions")) {
     saved = OfGpt(GptConfigOf(*source));
-  } else if (source->variables().count("block0/mlp/gate")) {
+  } else if (source->variables().count("block0/mlp/gate") ||
+             source->variables().count("block0/experts/up_gate")) {
     if (!config)
       Fail(source->where(), ": its weights are those of a Llama, but it lacks the ", kConfigFile,
            " that llama saves, which says how positions turn");

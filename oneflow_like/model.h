@@ -84,6 +84,10 @@ class Scope {
   // Adds `assigned` to SessionOptions::also of every training of this graph that computes all its operands,
   // and of no evaluation. For layers that keep state: their users need not know of it.
   void InTraining(Tensor assigned, OFL_HERE) const;
+  // Adds an output named <path>/<name> to every training of this graph that computes all its operands, and to
+  // no evaluation: for layers that have something to show. The first of a name counts, and an output of
+  // TrainOptions::outputs before it.
+  void Output(const std::string& name, Tensor shown, OFL_HERE) const;
   // All operators in this scope are a region (compiler/graph/regions.h): its forward pass may be
   // recomputed for its gradients, as `recompute` says (kAuto: as the compiler chooses, within
   // ModelOptions::memory_budget); without a value, as the session says. nn::layers makes each layer
@@ -256,7 +260,7 @@ class Model {
   // model's and must have the axes that the text names. Throws Error, with the text's line or the node, for
   // an invalid text, an operator that the model lacks, results that an operator does not give, and a new
   // weight that was initialised from a tensor, whose numbers a text does not contain. A text does not contain
-  // source lines, Scope::InTraining, and the permission for nn::layers to divide its blocks again.
+  // source lines, Scope::InTraining and Output, and the permission for nn::layers to divide its blocks again.
   ModelGraph NewGraph(const std::string& name, const std::string& text, OFL_HERE);
   std::string Text() const;  // of the model's own graph
 

@@ -134,6 +134,9 @@ struct TransformerOptions {
   bool rms_norm = false, swiglu = false;
   double norm_eps = 1e-5;
   bool norm_first = true;  // false: x = norm(x + f(x)), as in the first Transformers
+  // Instead of `mlp`, of the block's scope and the norm's result; for experts and what else has weights of
+  // its own.
+  std::function<Tensor(Scope s, Tensor x)> feed_forward = {};
   // Mesh axis over which x, norms and dropouts are cut along the sequence, s. If it is the axis of the heads,
   // a norm's result is gathered for products, and their sums are cut (Korthikanti et al. 2022). With another
   // axis, products and attention's queries are cut as well, and keys and values are gathered (context

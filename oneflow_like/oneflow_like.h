@@ -2,6 +2,7 @@
 #pragma once
 
 #include "oneflow_like/checkpoint.h"
+#include "oneflow_like/experts.h"
 #include "oneflow_like/interruptions.h"
 #include "oneflow_like/launcher.h"
 #include "oneflow_like/metrics.h"

@@ -20,6 +20,7 @@ const Catalog& BuiltinCatalog() {
     AddEmbeddingBag(all);
     AddSparseRows(all);
     AddGroupedMatmul(all);
+    AddRoutes(all);
     AddConstant(all);
     AddMatmul(all);
     AddLinear(all);

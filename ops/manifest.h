@@ -22,7 +22,7 @@ void AddReshape(Catalog* catalog);
 void AddShapeOps(Catalog* catalog);
 // ops/gather.cc
 void AddGather(Catalog* catalog);
-// ops/sort.cc ... ops/grouped_matmul.cc
+// ops/sort.cc ... ops/routes.cc
 void AddSort(Catalog* catalog);
 void AddTake(Catalog* catalog);
 void AddScatterMax(Catalog* catalog);
@@ -30,6 +30,7 @@ void AddLinearRecurrence(Catalog* catalog);
 void AddEmbeddingBag(Catalog* catalog);
 void AddSparseRows(Catalog* catalog);
 void AddGroupedMatmul(Catalog* catalog);
+void AddRoutes(Catalog* catalog);
 // ops/constant.cc
 void AddConstant(Catalog* catalog);
 // ops/matmul.cc ... ops/optimizer.cc

@@ -170,7 +170,17 @@ void RequireFit(const std::string& where, const NameTable& table, const std::vec
   if (!wrong.empty()) Fail(where, " does not fit ", table.model, ": ", wrong.substr(2));
 }
 
+// Index `part` of a first axis, and all of `of`.
+Dims Prefixed(int64_t part, const Dims& of) {
+  Dims all = {part};
+  for (int64_t extent : of) all.push_back(extent);
+  return all;
+}
+Dims WithoutFirst(const Dims& of) { return Dims(of.begin() + 1, of.end()); }
+
 }  // namespace
+
+Dims NameRow::Variable::Whole() const { return parts == 0 ? shape : Prefixed(parts, shape); }
 
 void NameTable::Repeat(int64_t times, const NameRow& row) {
   for (int64_t i = 0; i < times; ++i) {
@@ -240,8 +250,15 @@ OurNames::OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& tabl
     if (found->second.shape != rows_.back().shape)
       different.push_back(Misfit(found->second, name, rows_.back().shape));
     for (size_t part = 0; part < row.ours.size(); ++part) {
-      variables_[row.ours[part].name] = {found->second.dtype, row.ours[part].shape};
-      places_[row.ours[part].name] = {rows_.size() - 1, part, name};
+      const NameRow::Variable& ours = row.ours[part];
+      const DType dtype = variables_.emplace(ours.name, SourceVariable{found->second.dtype, ours.Whole()})
+                              .first->second.dtype;
+      if (dtype != found->second.dtype)
+        different.push_back(Cat("'", name, "' is ", Name(found->second.dtype), ", but other parts of '",
+                                ours.name, "' are ", Name(dtype)));
+      std::vector<Place>& places = places_[ours.name];
+      places.resize(std::max<size_t>(1, static_cast<size_t>(ours.parts)));
+      places[static_cast<size_t>(ours.part)] = {rows_.size() - 1, part, name};
     }
   }
   const auto look_at = [&](const std::string& name) {
@@ -255,9 +272,18 @@ OurNames::OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& tabl
 }
 
 void OurNames::Read(const std::string& variable, const Box& box, void* to) {
-  const Place& place = places_.at(variable);
-  const RowLayout& layout = rows_[place.row];
+  const std::vector<Place>& places = places_.at(variable);
   const DType dtype = variables_.at(variable).dtype;
+  const Place& first = places.front();
+  if (rows_[first.row].row.ours[first.part].parts == 0) return ReadPart(first, dtype, box, to);
+  const Box of_part = {WithoutFirst(box.begin), WithoutFirst(box.extent)};
+  for (int64_t i = 0; i < box.extent[0]; ++i)
+    ReadPart(places[static_cast<size_t>(box.begin[0] + i)], dtype, of_part,
+             static_cast<char*>(to) + i * of_part.elements() * static_cast<int64_t>(SizeOf(dtype)));
+}
+
+void OurNames::ReadPart(const Place& place, DType dtype, const Box& box, void* to) {
+  const RowLayout& layout = rows_[place.row];
   ForEachRun(box, box, ElementsOfBlock(dtype), [&](const Box& run) {
     ForEachPartOfOurs(layout, place.part, run, [&](const Box& ours, const Box& flat) {
       part_.resize(ours.elements() * SizeOf(dtype));
@@ -284,8 +310,8 @@ TheirNames::TheirNames(std::shared_ptr<VariableSource> ours, const NameTable& ta
         missing.push_back(variable.name);
         continue;
       }
-      if (found->second.shape != variable.shape)
-        different.push_back(Misfit(found->second, variable.name, variable.shape));
+      if (found->second.shape != variable.Whole())
+        different.push_back(Misfit(found->second, variable.name, variable.Whole()));
       const DType dtype = variables_.emplace(row.theirs, found->second).first->second.dtype;
       if (found->second.dtype != dtype)
         different.push_back(Cat("'", variable.name, "' is ", Name(found->second.dtype), ", but what '",
@@ -309,7 +335,10 @@ void TheirNames::Read(const std::string& tensor, const Box& box, void* to) {
       const Box wanted = ToFlat(layout, part, common);
       ForEachPartOfFlat(layout, part, wanted, [&](const Box& ours, const Box& flat) {
         part_.resize(ours.elements() * SizeOf(dtype));
-        ours_->Read(layout.row.ours[part].name, ours, part_.data());
+        const NameRow::Variable& of = layout.row.ours[part];
+        const Box wanted_of =
+            of.parts == 0 ? ours : Box{Prefixed(of.part, ours.begin), Prefixed(1, ours.extent)};
+        ours_->Read(of.name, wanted_of, part_.data());
         if (!layout.row.order.empty()) Permute(flat.extent, layout.row.order, SizeOf(dtype), &part_);
         const Box theirs = ToTheirs(layout, part, flat);
         CopyBox(dtype, theirs, {part_.data(), theirs}, {to, box});

@@ -18,10 +18,17 @@ namespace oneflow_like {
 //    .axes = {1, 2}, .joined = 1}
 //   {.theirs = "layers.{i}.mlp.up_proj.weight",                   // [inner, w], a Linear of torch
 //    .ours = {{"block{i}/up", {w, inner}}}, .order = {1, 0}}
+//   {.theirs = "layers.{i}.experts.3.up.weight",                  // [inner, w], of one of 8 experts
+//    .ours = {{"block{i}/experts/up", {w, inner}, 3, 8}}, .order = {1, 0}}
 struct NameRow {
   struct Variable {
     std::string name;
     Dims shape;
+    // Where `parts` is not 0, `shape` is that of one of so many equal parts of the variable, along a first
+    // axis that it has besides: part number `part`. Other rows have the other parts.
+    int64_t part = 0, parts = 0;
+
+    Dims Whole() const;  // the variable's own shape
   };
   std::string theirs;
   std::vector<Variable> ours;
@@ -66,8 +73,10 @@ class OurNames : public VariableSource {
     std::string theirs;  // its name in the file
   };
   const std::shared_ptr<VariableSource> theirs_;
+  void ReadPart(const Place& place, DType dtype, const Box& box, void* to);
+
   std::vector<RowLayout> rows_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, std::vector<Place>> places_;  // of each part, or of the whole
   std::string part_;
 };
 

@@ -246,6 +246,13 @@ void Scope::InTraining(Tensor assigned, Here at) const {
   graph_->in_training.push_back(assigned);
 }
 
+void Scope::Output(const std::string& name, Tensor shown, Here at) const {
+  const std::string who = Cat("Output at ", SourceLine(at).str());
+  if (!graph_ || GraphOf(shown, who) != graph_)
+    Fail(who, ": the tensor belongs to another graph than the Scope");
+  graph_->shown.emplace(Path(name), shown);
+}
+
 const Mesh& Scope::mesh() const {
   if (!graph_) Fail("a Scope that was never given a value has no mesh; start from Model::scope()");
   return graph_->mesh();

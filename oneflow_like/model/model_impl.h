@@ -61,6 +61,7 @@ struct GraphOfModel : Graph {
   std::shared_ptr<ModelImpl> keep;               // the model, unless it is its own
   std::map<std::string, int> variables, inputs;  // by name, their node
   std::vector<Tensor> in_training;               // Scope::InTraining
+  std::map<std::string, Tensor> shown;           // Scope::Output
   std::vector<BlockStack> stacks;
   std::map<int, int> moves;  // nodes of to_stage_of, and the value whose stage they are for; -1: to_stage's
   // Nodes made while a scope with a stage ran, and that scope's coordinates: they do not follow their

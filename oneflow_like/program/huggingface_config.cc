@@ -61,6 +61,11 @@ double HuggingFaceConfig::Real(const std::string& name, std::optional<double> ot
   return value.get<double>();
 }
 
+double HuggingFaceConfig::RealOrZero(const std::string& name, double otherwise) const {
+  const json& value = At(name);
+  return value.is_number() && value.get<double>() == 0 ? 0 : Real(name, otherwise);
+}
+
 std::vector<double> HuggingFaceConfig::Reals(const std::string& name, size_t count, double otherwise) const {
   const json& list = At(name);
   if (list.is_null()) return std::vector<double>(count, otherwise);

@@ -25,6 +25,7 @@ class HuggingFaceConfig {
   // From 1 to `most`. An entry that is left out, or null, is `otherwise`, and an Error where there is none.
   int64_t Number(const std::string& name, int64_t most, std::optional<int64_t> otherwise = {}) const;
   double Real(const std::string& name, std::optional<double> otherwise = {}) const;  // positive and finite
+  double RealOrZero(const std::string& name, double otherwise) const;                // finite, not negative
   // A list of `count` finite numbers; `otherwise`, as often, where it is left out or null.
   std::vector<double> Reals(const std::string& name, size_t count, double otherwise) const;
   // The tokens that an entry names: a number from 0 on, or a list of them. None where it is left out or null;

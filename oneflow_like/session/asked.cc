@@ -161,23 +161,27 @@ std::map<std::string, int> Roots(std::map<std::string, int> fetched, const Sessi
   return fetched;
 }
 
-// Of what layers keep, that which belongs to a training of these values: it shares an operator with them and
-// needs no other input.
-std::vector<Tensor> KeptByLayers(const GraphOfModel& graph, const std::map<std::string, int>& roots) {
-  std::vector<int> values;
-  for (const auto& [name, value] : roots) values.push_back(value);
-  const std::set<int> trained = Ancestors(graph, values);
-  std::vector<Tensor> kept;
-  for (const Tensor& tensor : graph.in_training) {
-    bool fed = true, shared = false;
-    for (int n : Ancestors(graph, {tensor.id()})) {
-      const bool there = trained.count(n) != 0;
-      fed = fed && (there || graph.node(n).kind != NodeKind::kInput);
-      shared = shared || (there && graph.node(n).kind == NodeKind::kOperator);
-    }
-    if (fed && shared) kept.push_back(tensor);
+// Whether what a layer keeps or shows belongs to a training that computes the nodes `trained`: it shares an
+// operator with them and needs no other input.
+bool BelongsTo(const GraphOfModel& graph, const std::set<int>& trained, Tensor tensor) {
+  bool shared = false;
+  for (int n : Ancestors(graph, {tensor.id()})) {
+    const bool there = trained.count(n) != 0;
+    if (!there && graph.node(n).kind == NodeKind::kInput) return false;
+    shared = shared || (there && graph.node(n).kind == NodeKind::kOperator);
   }
-  return kept;
+  return shared;
+}
+
+// Adds what layers show to the outputs, and what they keep to what is computed.
+void AddOfLayers(const GraphOfModel& graph, std::map<std::string, int>* fetched, SessionOptions* options) {
+  std::vector<int> values;
+  for (const auto& [name, value] : Roots(*fetched, *options)) values.push_back(value);
+  const std::set<int> trained = Ancestors(graph, values);
+  for (const Tensor& tensor : graph.in_training)
+    if (BelongsTo(graph, trained, tensor)) options->also.push_back(tensor);
+  for (const auto& [name, tensor] : graph.shown)
+    if (BelongsTo(graph, trained, tensor)) fetched->emplace(name, tensor.id());
 }
 
 }  // namespace
@@ -245,7 +249,7 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
     if (fetched.count(norm)) FailTaken(who, norm);
   if (skips && fetched.count("skipped")) FailTaken(who, "skipped");
   AddReads(source, who, optimizer, &options);
-  for (const Tensor& tensor : KeptByLayers(*source, Roots(fetched, options))) options.also.push_back(tensor);
+  AddOfLayers(*source, &fetched, &options);
   Asked asked{who, source, options, fetched};
   asked.training = Training{optimizer,         options.lr_schedule,
                             options.clip_norm, options.skip,

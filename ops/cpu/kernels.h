@@ -162,6 +162,12 @@ KernelPtr MakeGroupedMatmul(const KernelSpec& spec);
 KernelPtr MakeGroupedMatmulGradWeight(const KernelSpec& spec);
 int64_t GroupedMatmulScratch(const KernelSpec& spec);
 int64_t GroupedMatmulGradWeightScratch(const KernelSpec& spec);
+// routes.cc
+Status Route(const KernelContext& context);
+int64_t RouteScratch(const KernelSpec& spec);
+KernelPtr MakeTakeRows(const KernelSpec& spec);
+KernelPtr MakeReturnRows(const KernelSpec& spec);
+KernelPtr MakeDotRows(const KernelSpec& spec);
 // attention.cc, attention_grad.cc
 KernelPtr MakeAttention(const KernelSpec& spec);
 KernelPtr MakeAttentionGrad(const KernelSpec& spec);

@@ -83,6 +83,10 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("adagrad_rows", ForRowsUpdate(AdagradRows));
   add("grouped_matmul", MakeGroupedMatmul, GroupedMatmulScratch);
   add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight, GroupedMatmulGradWeightScratch);
+  add("route", MakeFunctionKernel(Route), RouteScratch);
+  add("take_rows", MakeTakeRows);
+  add("return_rows", MakeReturnRows);
+  add("dot_rows", MakeDotRows);
   add("attention", MakeAttention, AttentionScratch, {.work = AttentionWork});
   add("attention_grad", MakeAttentionGrad, AttentionGradScratch, {.work = AttentionGradWork});
   add("rope", MakeRope, RopeScratch);

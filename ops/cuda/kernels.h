@@ -25,6 +25,7 @@ void AddTakeKernels(KernelRegistry* registry);           // take.cu
 void AddEmbeddingBagKernels(KernelRegistry* registry);   // embedding_bag.cu
 void AddSparseRowsKernels(KernelRegistry* registry);     // sparse_rows.cu
 void AddGroupedMatmulKernels(KernelRegistry* registry);  // grouped_matmul.cu
+void AddRouteKernels(KernelRegistry* registry);          // routes.cu
 void AddRopeKernels(KernelRegistry* registry);           // rope.cu
 void AddWithinKernels(KernelRegistry* registry);         // within.cu
 

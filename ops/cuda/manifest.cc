@@ -27,6 +27,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddEmbeddingBagKernels(registry);
   AddSparseRowsKernels(registry);
   AddGroupedMatmulKernels(registry);
+  AddRouteKernels(registry);
   AddRopeKernels(registry);
   AddWithinKernels(registry);
   AddTemporalClassificationKernels(registry);

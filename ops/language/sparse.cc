@@ -1,5 +1,5 @@
 // The functions of ops/language/sparse.h: attributes for the operators of sort.cc, take.cc, embedding_bag.cc,
-// sparse_rows.cc and grouped_matmul.cc, and compositions of those that are there.
+// sparse_rows.cc, grouped_matmul.cc and routes.cc, and compositions of those that are there.
 #include "ops/language/sparse.h"
 
 #include <algorithm>
@@ -218,6 +218,39 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, Here at) {
   NeedInteger("grouped_matmul", "counts", counts, at);
   return One("grouped_matmul", {x, w, counts}, {}, at);
+}
+
+// --- Rows to experts and back --------------------------------------------------------------------
+
+Routes route(Tensor chosen, int64_t experts, int64_t room, const RouteOptions& options, Here at) {
+  NeedInteger("route", "chosen", chosen, at);
+  std::vector<Tensor> in = {chosen};
+  if (options.weights.defined()) in.push_back(options.weights);
+  const std::vector<Tensor> out =
+      Apply(chosen.graph(), "route", in,
+            {{"experts", experts}, {"room", room}, {"error", int64_t{!options.may_drop}}}, at);
+  return {out[0], out[1], out[2]};
+}
+
+namespace {
+
+Tensor RowsBy(const char* op, const char* rows, Tensor x, const Routes& routes, Tensor weights,
+              const Here& at) {
+  NeedGiven(op, rows, x, at);
+  NeedGiven(op, "slots", routes.slots, at);
+  NeedGiven(op, "places", routes.places, at);
+  std::vector<Tensor> in = {x, routes.slots, routes.places};
+  if (weights.defined()) in.push_back(weights);
+  return One(op, in, {}, at);
+}
+
+}  // namespace
+
+Tensor take_rows(Tensor x, const Routes& routes, Tensor weights, Here at) {
+  return RowsBy("take_rows", "x", x, routes, weights, at);
+}
+Tensor return_rows(Tensor y, const Routes& routes, Tensor weights, Here at) {
+  return RowsBy("return_rows", "y", y, routes, weights, at);
 }
 
 // --- Shape and position --------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 // Functions that choose, order and scatter elements: sorting, running sums, indexing along any axis, bags of
-// embeddings, updates of the rows a batch touches, products by expert; and small changes of shape. As in
+// embeddings, updates of the rows a batch touches, products by expert, rows that go to experts and back; and
+// small changes of shape. As in
 // ops/language/functional.h shapes are global, axes may be given negative, and every function throws Error
 // naming itself, the axis, both numbers and the caller's line when operands do not fit.
 #pragma once
@@ -115,6 +116,32 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 // parallelism, each rank computes the rows of its experts), counts may not. x[p n k] and counts[p e] are rows
 // of parts, as per_micro_batch makes them: -> [p n m]; w may then be [p e k m].
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, OFL_HERE);
+
+// --- Rows to experts and back, with room that is fixed before the step. Tokens that share an expert's room
+// are a pool, p; each of its n tokens chooses k of e experts, and each expert has c places in a pool ---
+
+struct Routes {
+  Tensor slots;   // i32[p e c]: the choice that fills a place, as token * k + j; -1: none
+  Tensor places;  // i32[p n k]: the place where a choice went, as expert * c + slot; -1: it was dropped
+  Tensor counts;  // i32[p e]: how often each expert was chosen, whether there was room or not
+};
+struct RouteOptions {
+  // f32[p n k]: where an expert is chosen more often than it has room, the choices of the greatest weights
+  // stay. Undefined, and among equal weights: first choices of all tokens stay before second ones, each in
+  // the order of tokens.
+  Tensor weights;
+  bool may_drop = true;  // false: the step fails where there is no room, naming the expert, pool and numbers
+};
+// chosen[p n k], i32 or i64, are experts in [0, experts), else the step fails naming the number. Places of an
+// expert are filled from the first on, in the order of first choices, second ones, and so on. The result
+// depends on each pool alone, so it is the same on every mesh, and no gradient passes it.
+Routes route(Tensor chosen, int64_t experts, int64_t room, const RouteOptions& options = {}, OFL_HERE);
+// x[p n w] -> [e p c w]: each token's row at its places, times weights[p n k] where they are given; 0 at
+// places that none fills. Every axis may be cut but k.
+Tensor take_rows(Tensor x, const Routes& routes, Tensor weights = {}, OFL_HERE);
+// y[e p c w] -> [p n w]: for each token the sum of the rows at its places, times weights[p n k] where they
+// are given; 0 where all its choices were dropped.
+Tensor return_rows(Tensor y, const Routes& routes, Tensor weights = {}, OFL_HERE);
 
 // --- Shape and position ---
 

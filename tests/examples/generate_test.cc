@@ -33,12 +33,14 @@ struct SmallLanguageModel {
 
 std::vector<SmallLanguageModel> SmallModels() {
   std::vector<SmallLanguageModel> models;
-  for (const SmallLlama& llama : SmallLlamas())
+  for (SmallLlama llama : SmallLlamas()) {
+    llama.config.experts.capacity = 0;  // as generation has it
     models.push_back({llama.name, llama.config.vocabulary, llama.config.layers,
                       [c = llama.config](Scope s, Tensor tokens) { return LlamaLogits(s, tokens, c); },
                       [c = llama.config](Scope s, Tensor tokens, const nn::Cache& cache) {
                         return LlamaNext(s, tokens, c, cache);
                       }});
+  }
   const GptConfig gpt = {.layers = 4, .width = 36, .heads = 3, .context = 40, .vocabulary = 50};
   models.push_back(
       {"gpt", gpt.vocabulary, gpt.layers, [gpt](Scope s, Tensor tokens) { return GptLogits(s, tokens, gpt); },

@@ -25,7 +25,8 @@ class PublishedFolder {
   using Json = nlohmann::json;
 
   static const std::vector<std::string>& Kinds() {
-    static const std::vector<std::string> kinds = {"llama2", "llama3", "qwen2", "tinyllama", "gpt2", "vit"};
+    static const std::vector<std::string> kinds = {"llama2",  "llama3",    "qwen2", "tinyllama",
+                                                   "mixtral", "qwen2_moe", "gpt2",  "vit"};
     return kinds;
   }
 
@@ -42,7 +43,7 @@ class PublishedFolder {
 
   const std::string& model() const { return config_.at("model_type").get_ref<const std::string&>(); }
   // As --model of `checkpoint` names it, and the program that trains it.
-  std::string format() const { return model() == "qwen2" ? "llama" : model(); }
+  std::string format() const { return program() == "llama" ? "llama" : model(); }
   std::string program() const { return kind_ == "gpt2" ? "gpt" : kind_ == "vit" ? "vit" : "llama"; }
   const Json& config() const { return config_; }
   // The files that are to go where the model goes, but config.json; and those that are not.
@@ -72,10 +73,15 @@ class PublishedFolder {
   }
 
   Json LlamaConfigJson() {
-    const bool qwen = kind_ == "qwen2";
+    const bool mixtral = kind_ == "mixtral", qwen_moe = kind_ == "qwen2_moe",
+               qwen = kind_ == "qwen2" || qwen_moe;
     const int64_t vocabulary = 300;
-    Json c = {{"architectures", {qwen ? "Qwen2ForCausalLM" : "LlamaForCausalLM"}},
-              {"model_type", qwen ? "qwen2" : "llama"},
+    Json c = {{"architectures",
+               {qwen_moe  ? "Qwen2MoeForCausalLM"
+                : qwen    ? "Qwen2ForCausalLM"
+                : mixtral ? "MixtralForCausalLM"
+                          : "LlamaForCausalLM"}},
+              {"model_type", qwen || mixtral ? kind_ : "llama"},
               {"num_hidden_layers", 1 + Draw(2)},
               {"hidden_size", 12},
               {"num_attention_heads", 3},
@@ -90,8 +96,25 @@ class PublishedFolder {
     Maybe(&c, "num_key_value_heads", OneOf<Json>({3, 1}));
     Maybe(&c, "head_dim", 4);
     c["tie_word_embeddings"] = Draw(2) == 1;
-    if (!qwen) Maybe(&c, "pretraining_tp", 1);
-    if (!qwen) c["attention_bias"] = false;
+    if (!qwen && !mixtral) Maybe(&c, "pretraining_tp", 1);
+    if (!qwen && !mixtral) c["attention_bias"] = false;
+    if (mixtral) {
+      c["num_local_experts"] = 3;
+      c["num_experts_per_tok"] = 1 + Draw(2);
+      Maybe(&c, "router_aux_loss_coef", 0.02);
+      Maybe(&c, "output_router_logits", false);
+      if (Draw(2)) c["sliding_window"] = nullptr;
+    }
+    if (qwen_moe) {
+      c["num_experts"] = 4;
+      c["num_experts_per_tok"] = 1 + Draw(4);
+      c["moe_intermediate_size"] = 6;
+      c["shared_expert_intermediate_size"] = 14;
+      Maybe(&c, "router_aux_loss_coef", 1e-3);
+      if (Draw(2)) c["norm_topk_prob"] = Draw(2) == 1;
+      if (Draw(2)) c["decoder_sparse_step"] = 1;
+      Maybe(&c, "mlp_only_layers", Json::array());
+    }
     if (qwen) {
       c["use_sliding_window"] = false;
       Maybe(&c, "sliding_window", 32768);

@@ -15,7 +15,8 @@ struct SmallLlama {
   LlamaConfig config;
 };
 
-// Grouped queries; Qwen's biases, one table and one head of keys; odd sizes, wide heads, stretched positions.
+// Grouped queries; Qwen's biases, one table and one head of keys; odd sizes, wide heads, stretched positions;
+// experts, and experts with a shared one.
 inline std::vector<SmallLlama> SmallLlamas() {
   LlamaConfig llama = {.layers = 4, .width = 32, .heads = 4, .kv_heads = 2, .head_width = 8};
   llama.inner = 48;
@@ -32,7 +33,15 @@ inline std::vector<SmallLlama> SmallLlamas() {
   odd.inner = 35;
   odd.vocabulary = 61;
   odd.rope = {.base = 500, .trained_length = 8, .factor = 4, .low_turns = 0.5, .high_turns = 2};
-  return {{"llama", llama}, {"qwen", qwen}, {"odd", odd}};
+  LlamaConfig mixtral = llama;
+  mixtral.inner = 24;
+  mixtral.experts = {.experts = 4};
+  LlamaConfig qwen_moe = mixtral;
+  qwen_moe.kv_heads = 4;
+  qwen_moe.qkv_bias = true;
+  qwen_moe.norm_eps = 1e-6;
+  qwen_moe.experts = {.experts = 6, .top_k = 3, .shared_inner = 20, .normalise = false, .capacity = 1};
+  return {{"llama", llama}, {"qwen", qwen}, {"odd", odd}, {"mixtral", mixtral}, {"qwen_moe", qwen_moe}};
 }
 
 constexpr int kLlamaBatch = 8, kLlamaContext = 16;

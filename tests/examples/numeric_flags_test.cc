@@ -161,6 +161,8 @@ TEST_F(LongNumericFlags, OfGptAreAcceptedOrRefused) { TryGpt(); }
 // Those of its own; the others are gpt's.
 TEST_F(NumericFlags, OfLlamaAreAcceptedOrRefused) {
   TryAll("llama", {"--context=4", "--batch=2"}, {"layers", true, 0, 10'000});
+  TryAll("llama", {"--size=mixtral_tiny", "--layers=1", "--context=4", "--batch=2"},
+         {"capacity", false, 0, 1e6});
 }
 
 void NumericFlags::TryMlp() {
@@ -179,7 +181,10 @@ TEST_F(NumericFlags, OfOtherProgramsAreAcceptedOrRefused) {
       {"dlrm", {"--tables=1"}, {{"rows", true, 1, 1 << 30}, {"width", true, 1, 1 << 16}}},
       {"moe",
        {"--layers=1", "--width=4", "--heads=1", "--context=4"},
-       {{"experts", true, 2, 1 << 16}, {"capacity", false, 1e-300, 1e6}}},
+       {{"experts", true, 2, 1 << 16},
+        {"capacity", false, 1e-300, 1e6},
+        {"shared", true, 0, 1 << 16},
+        {"bias_balance", false, 0, 1e30}}},
       {"bert", {}, {{"context", true, 1, 1 << 20}, {"layers", true, 0, 10'000}}},
       {"insightface",
        {"--image_size=4"},

@@ -1,7 +1,9 @@
-"""What Hugging Face's transformers says of a GPT-2, a Llama, a Qwen 2 and a ViT, for transformers_test.
+"""What Hugging Face's transformers says of a GPT-2, a Llama, a Qwen 2, both with experts, and a ViT, for
+transformers_test.
 
   transformers_check.py make FOLDER     a tiny model with random weights, and FOLDER/logits.txt; of the kind that the
-                                        folder's name says: gpt2, llama, llama3 (stretched positions), qwen2 or vit
+                                        folder's name says: gpt2, llama, llama3 (stretched positions), qwen2, mixtral,
+                                        qwen2_moe or vit
   transformers_check.py equal A B       whether both folders have equal tensors, and which there are not
   transformers_check.py open FILE...    whether safetensors opens each file, with as many tensors as it says
 """
@@ -10,7 +12,7 @@ import sys
 
 
 def config_of(kind):
-    from transformers import GPT2Config, LlamaConfig, Qwen2Config, ViTConfig
+    from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, ViTConfig
 
     if kind == "gpt2":
         return GPT2Config(vocab_size=96, n_positions=24, n_embd=32, n_layer=3, n_head=4, initializer_range=0.3)
@@ -21,6 +23,11 @@ def config_of(kind):
                  num_attention_heads=4, initializer_range=0.3, bos_token_id=None, eos_token_id=None)
     if kind == "qwen2":
         return Qwen2Config(**sizes, num_key_value_heads=1, tie_word_embeddings=True)
+    if kind == "mixtral":
+        return MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    if kind == "qwen2_moe":
+        return Qwen2MoeConfig(**sizes, num_key_value_heads=4, num_experts=6, num_experts_per_tok=3,
+                              moe_intermediate_size=20, shared_expert_intermediate_size=28)
     if kind == "llama":
         return LlamaConfig(**sizes, num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5)
     scaling = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0,

@@ -51,6 +51,14 @@ NameTable ManyKinds() {
              .order = {1, 0}});
   table.Add({.theirs = "rows", .ours = {{"upper", {2, 6}}, {"lower", {3, 6}}}, .joined = 0});
   table.Repeat(2, {.theirs = "block.{i}.out", .ours = {{"block{i}/out", {4, 3, 5}}}, .axes = {2, 1}});
+  for (int64_t e = 0; e < 3; ++e) {  // theirs are parts of ours, alone and joined with others
+    table.Repeat(2, {.theirs = Cat("block.{i}.expert.", e),
+                     .ours = {{"block{i}/experts", {4, 5}, e, 3}},
+                     .order = {1, 0}});
+    table.Add({.theirs = Cat("gate_up.", e),
+               .ours = {{"gates", {5, 2}, e, 3}, {"ups", {5, 3}, e, 3}},
+               .joined = 1});
+  }
   return table;
 }
 
@@ -95,11 +103,12 @@ BothSides RandomSides(const NameTable& table, DType dtype) {
     const HostTensor theirs = RandomTensor(sides.theirs.size(), dtype, shape);
     const size_t size = SizeOf(dtype);
     for (size_t part = 0; part < row.ours.size(); ++part) {
-      HostTensor ours = HostTensor::Make(dtype, row.ours[part].shape);
-      for (int64_t i = 0; i < ours.elements(); ++i)
-        std::memcpy(ours.as<char>() + i * size, theirs.as<char>() + IndexInTheirs(row, part, i, shape) * size,
-                    size);
-      sides.ours.emplace(row.ours[part].name, ours);
+      const NameRow::Variable& of = row.ours[part];
+      const HostTensor ours =
+          sides.ours.try_emplace(of.name, HostTensor::Make(dtype, of.Whole())).first->second;
+      for (int64_t i = 0; i < of.shape.elements(); ++i)
+        std::memcpy(ours.as<char>() + (of.part * of.shape.elements() + i) * size,
+                    theirs.as<char>() + IndexInTheirs(row, part, i, shape) * size, size);
     }
     sides.theirs.emplace(row.theirs, theirs);
   }

@@ -145,6 +145,22 @@ const std::vector<Option>& Options() {
        [](Given& g, double n) { return nn::BatchNorm(g.s, g.x, {.momentum = n}); }},
       {"nn::Attention", "dropout",
        [](Given& g, double n) { return nn::Attention(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
+      {"nn::Experts", "capacity",
+       [](Given& g, double n) { return nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.capacity = n}).y; }},
+      {"nn::Experts", "bias_balance",
+       [](Given& g, double n) { return nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.bias_balance = n}).y; }},
+      {"nn::Experts", "aux_loss",
+       [](Given& g, double n) {
+         const nn::ExpertsResult r = nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.aux_loss = n});
+         return r.loss.defined() ? r.loss : r.dropped;
+       }},
+      {"nn::Experts", "z_loss",
+       [](Given& g, double n) {
+         const nn::ExpertsResult r = nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.z_loss = n});
+         return r.loss.defined() ? r.loss : r.dropped;
+       }},
+      {"nn::Experts", "jitter",
+       [](Given& g, double n) { return nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.jitter = n}).y; }},
       {"nn::TransformerBlock", "dropout",
        [](Given& g, double n) { return nn::TransformerBlock(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
       {"nn::TransformerBlock", "eps",
@@ -342,6 +358,12 @@ TEST(OptionNumbers, CastToEnumsAreRefused) {
        }},
       {"interpolate", "mode is 9, which is no ResizeMode",
        [](Given& g) { interpolate(g.heads(), 2, 2, {.mode = static_cast<ResizeMode>(9)}); }},
+      {"nn::Experts", "overflow is 2, which is no nn::ExpertOverflow",
+       [](Given& g) { nn::Experts(g.s, g.x, {.overflow = static_cast<nn::ExpertOverflow>(2)}); }},
+      {"nn::Experts", "order is 2, which is no nn::ExpertOrder",
+       [](Given& g) { nn::Experts(g.s, g.x, {.order = static_cast<nn::ExpertOrder>(2)}); }},
+      {"nn::Experts", "score is 2, which is no nn::ExpertScore",
+       [](Given& g) { nn::Experts(g.s, g.x, {.score = static_cast<nn::ExpertScore>(2)}); }},
       {"nn::Linear", "parallel is 3, which is no nn::Parallel",
        [](Given& g) { nn::Linear(g.s, g.x, 3, {.parallel = static_cast<nn::Parallel>(3)}); }},
       {"weight 'v'", "kind of its initialiser is 10",

@@ -24,7 +24,7 @@ struct Draw {
 
 // The graph is a function of `shape` alone; `place` adds stages and annotations, which change no value.
 Tensor RandomLoss(Model& model, uint64_t seed) {
-  Draw shape{seed, 1}, place{seed, 2}, regions{seed, 4};
+  Draw shape{seed, 1}, place{seed, 2}, regions{seed, 4}, experts{seed, 5};
   const Mesh& mesh = model.mesh();
   int stages = mesh.axis_size(2), blocks = 3 + shape(4), stage = 0;
   bool back = place(3) == 0;  // whether the model may go back to an earlier stage
@@ -74,6 +74,12 @@ Tensor RandomLoss(Model& model, uint64_t seed) {
       default:
         y = concat({slice(x, 1, 2, kWidth), slice(x, 1, 0, 2)}, 1) *
             s.Weight("scale", {kWidth}, Normal(.2, 1));
+    }
+    if (experts(5) == 0) {  // each row goes to two of three
+      nn::ExpertsOptions o{
+          .experts = 3, .inner = 4, .gate_init = Normal(1), .init = Normal(.4), .out_init = Normal(.4)};
+      Tensor rows = reshape(y, {kBatch, 1, kWidth});
+      y = y + reshape(nn::Experts(s / "experts", rows, o).y, {kBatch, kWidth});
     }
     seen.push_back(annotated(y));
   }

@@ -113,6 +113,7 @@ TEST(CpuKernels, Spellings) { SparseCases(&Cases()).Spellings(); }
 TEST(CpuKernels, Bags) { SparseCases(&Cases()).Bags(); }
 TEST(CpuKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CpuKernels, Experts) { SparseCases(&Cases()).Experts(); }
+TEST(CpuKernels, Routes) { SparseCases(&Cases()).Routes(); }
 
 TEST(CpuKernels, Attention) { Cases().Attention(); }
 

@@ -278,7 +278,95 @@ class SparseCases {
     }
   }
 
+  // Pools of more choices than a warp has lanes, experts that are full, that none chooses, that all choose;
+  // weights that are equal, and none; then the rows, whole and in pieces along each axis that may be cut.
+  void Routes() {
+    using enum DType;
+    uint64_t seed = 9300;
+    for (int64_t room : {1, 7, 90})
+      for (int64_t chosen : {1, 3, 5})  // of 5 experts
+        for (DType type : {kInt32, kInt64})
+          for (DType of_weights : {kFloat32, kBFloat16, kBool}) {  // bool: none
+            const bool error = room == 90 && chosen > 1;
+            const Attrs attrs = {{"experts", int64_t{5}}, {"room", room}, {"error", int64_t{error}}};
+            Case c{"route", {{3, 45, 2}}, attrs, {type}, chosen, 0, 1};
+            if (of_weights != kBool) {
+              c.in.push_back(c.in[0]);
+              c.dtypes.push_back(of_weights);
+            }
+            cases_.CheckCase(c, ++seed);
+          }
+    const Attrs full = {{"experts", int64_t{5}}, {"room", int64_t{7}}, {"error", int64_t{1}}};
+    cases_.CheckCase({"route", {{3, 45, 2}}, full, {kInt32}, 5}, ++seed);
+    cases_.CheckCase({"route", {{3, 45, 2}}, {{"experts", 5}, {"room", 7}, {"error", 0}}, {kInt64}, 6},
+                     ++seed);  // some expert does not exist
+    OddWeights();
+    for (DType type : {kFloat32, kBFloat16, kFloat16})
+      for (int64_t width : {1, 37, 600}) RoutedRows(type, width, ++seed);
+  }
+
  private:
+  // NaNs, infinities and zeros of both signs.
+  void OddWeights() {
+    using enum DType;
+    std::mt19937_64 random(9380);
+    Operand chosen(kInt32, {2, 45, 2}), weights(kFloat32, {2, 45, 2});
+    for (Operand* o : {&chosen, &weights}) o->Draw(&random, 0, 1, 3);
+    const float values[] = {NAN, -INFINITY, INFINITY, 0.0f, -0.0f, 1e-40f, -1};
+    for (int64_t i = 0; i < 180; ++i)
+      if (i % 3 > 0) weights.Arg().as<float>()[i] = values[i % 7];
+    for (int64_t room : {3, 20, 29})
+      cases_.Check(Cat("route by odd weights, room ", room, ", seed 9380"), "route",
+                   {{"experts", int64_t{3}}, {"room", room}, {"error", int64_t{0}}}, {chosen, weights},
+                   {Operand(kInt32, {2, 3, room}), Operand(kInt32, {2, 45, 2}), Operand(kInt32, {2, 3})});
+  }
+
+  // 3 pools of 45 tokens, of which each chooses 2 of 5 experts with room for 20.
+  void RoutedRows(DType type, int64_t width, uint64_t seed) {
+    using enum DType;
+    std::mt19937_64 random(seed);
+    Operands tables = {Operand(kInt32, {3, 5, 20}), Operand(kInt32, {3, 45, 2}), Operand(kInt32, {3, 5})};
+    {
+      Operand chosen(kInt32, {3, 45, 2});
+      chosen.Draw(&random, 0, 1, 5);
+      KernelSpec spec;
+      spec.name = "route";
+      spec.attrs = {{"experts", int64_t{5}}, {"room", int64_t{20}}, {"error", int64_t{0}}};
+      spec.in = {chosen.Arg()};
+      for (Operand& table : tables) spec.out.push_back(table.Arg());
+      ASSERT_TRUE(ReferenceInner().make(spec)->Run({spec, spec.in, spec.out}).ok());
+    }
+    Operand &slots = tables[0], &places = tables[1];
+    Operand x(type, {3, 45, width}), y(type, {5, 3, 20, width}), weights(kFloat32, {3, 45, 2});
+    for (Operand* o : {&x, &y, &weights}) o->Draw(&random, -1, 1, 4);
+    const std::string what = Cat(" of ", Name(type), ", width ", width, ", seed ", seed);
+    cases_.Check("take_rows" + what, "take_rows", {}, {x, slots, places}, {y});
+    cases_.Check("take_rows with weights" + what, "take_rows", {}, {x, slots, places, weights}, {y});
+    cases_.Check("return_rows" + what, "return_rows", {}, {y, slots, places}, {x});
+    cases_.Check("return_rows with weights" + what, "return_rows", {}, {y, slots, places, weights}, {x});
+    Operand dots(kFloat32, {3, 45, 2});
+    cases_.Check("dot_rows" + what, "dot_rows", {}, {x, y, slots, places}, {dots});
+    // Pool 1; tokens 10 to 40; experts 1 to 4; slots 5 to 17.
+    auto piece = [](const Operand& of, const Dims& begin, const Dims& extent) {
+      Operand part(of.arg.dtype, of.arg.global, begin, extent);
+      ForEachIndex(extent, [&](const Dims& index) {
+        Dims at = index;
+        for (int a = 0; a < at.rank(); ++a) at[a] += begin[a];
+        const auto size = static_cast<int64_t>(SizeOf(of.arg.dtype));
+        std::memcpy(part.memory.data() + OffsetOf(extent, index) * size,
+                    of.memory.data() + OffsetOf(of.arg.global, at) * size, size);
+      });
+      return part;
+    };
+    const Operand px = piece(x, {1, 10, 0}, {1, 30, width}), pp = piece(places, {1, 10, 0}, {1, 30, 2}),
+                  pw = piece(weights, {1, 10, 0}, {1, 30, 2}), ps = piece(slots, {1, 1, 5}, {1, 3, 12}),
+                  py = piece(y, {1, 1, 5, 0}, {3, 1, 12, width});
+    cases_.Check("take_rows of pieces" + what, "take_rows", {}, {px, ps, pp, pw}, {py});
+    cases_.Check("return_rows of pieces" + what, "return_rows", {}, {py, ps, pp, pw}, {px});
+    cases_.Check("dot_rows of pieces" + what, "dot_rows", {}, {px, py, ps, pp},
+                 {Operand(kFloat32, {3, 45, 2}, {1, 10, 0}, {1, 30, 2})});
+  }
+
   // A range of rows and columns of the table, of bags and of their ids.
   void PiecesOfBags() {
     using enum DType;

@@ -139,6 +139,39 @@ TEST_F(Sparse, Experts) {
   EXPECT_EQ(Gradient(y, {1, 2, 3, 4, 5}, w), (Numbers{7, 10, 0, 0, 43, 50}));
 }
 
+// Of one pool: four tokens choose two of three experts each, which have room for two.
+TEST_F(Sparse, RoutesServeFirstChoicesFirst) {
+  Tensor chosen = Ids({1, 4, 2}, {0, 1, 0, 1, 0, 2, 1, 0});
+  const Routes routes = route(chosen, 3, 2);
+  EXPECT_EQ(Read(routes.counts), (Numbers{4, 3, 1}));
+  EXPECT_EQ(Read(routes.slots), (Numbers{0, 2, 6, 1, 5, -1}));  // token * 2 + j
+  EXPECT_EQ(Read(routes.places), (Numbers{0, 3, 1, -1, -1, 4, 2, -1}));
+}
+
+TEST_F(Sparse, RoutesKeepTheGreatestWeights) {
+  Tensor chosen = Ids({1, 4, 2}, {0, 1, 0, 1, 0, 2, 1, 0});
+  Tensor weights = Floats({1, 4, 2}, {0.5, 0.9, 0.25, 0.9, 0.5, 0.1, 0.1, 0.75});
+  const Routes routes = route(chosen, 3, 2, {.weights = weights});
+  EXPECT_EQ(Read(routes.counts), (Numbers{4, 3, 1}));
+  // Expert 0 keeps 0.75 and, of two of 0.5, the first; expert 1 both of 0.9.
+  EXPECT_EQ(Read(routes.slots), (Numbers{0, 7, 1, 3, 5, -1}));
+  EXPECT_EQ(Read(routes.places), (Numbers{0, 2, -1, 3, -1, 4, -1, 1}));
+}
+
+TEST_F(Sparse, RowsGoToExpertsAndBack) {
+  Tensor x = Floats({1, 3, 2}, {1, 2, 3, 4, 5, 6});
+  const Routes routes = route(Ids({1, 3, 2}, {0, 1, 1, 0, 1, 0}), 2, 2);  // token 2's choices have no room
+  Tensor weights = Floats({1, 3, 2}, {10, 1, 100, 1000, 7, 7});
+  Tensor rows = take_rows(x, routes);
+  EXPECT_EQ(rows.shape(), (Dims{2, 1, 2, 2}));
+  EXPECT_EQ(Read(rows), (Numbers{1, 2, 3, 4, 3, 4, 5, 6}));
+  Tensor y = return_rows(rows, routes, weights);
+  EXPECT_EQ(Read(y), (Numbers{10, 20, 3300, 4400, 35, 42}));
+  EXPECT_EQ(Gradient(y, {1, 1, 1, 1, 1, 1}, x), (Numbers{10, 10, 1100, 1100, 7, 7}));
+  EXPECT_EQ(Gradient(y, {1, 0, 0, 1, 1, 1}, weights), (Numbers{1, 0, 4, 4, 11, 0}));
+  EXPECT_EQ(Read(take_rows(x, routes, weights)), (Numbers{10, 20, 3000, 4000, 300, 400, 35, 42}));
+}
+
 TEST_F(Sparse, ShapeAndPosition) {
   Tensor x = Counted({2, 3});
   EXPECT_EQ(Read(tril(x)), (Numbers{0, 0, 0, 3, 4, 0}));
@@ -236,6 +269,26 @@ TEST_F(Sparse, WrongUsesAreNamed) {
          grouped_matmul(Counted({2, 4}), w, ids);
        },
        "axis k is 4 in x but 3 in w"},
+      {[&] {
+         route(Ids({1, 2, 1}, {0, 1}), 0, 4);
+       },
+       "experts is 0 but must be at least 1"},
+      {[&] {
+         route(Ids({1, 2, 1}, {0, 1}), 2, 0);
+       },
+       "room is 0 but must be at least 1"},
+      {[&] {
+         route(Ids({1, 2, 1}, {0, 1}), 1 << 20, 1 << 20);
+       },
+       "are more than the 2147483647 places that a table can number"},
+      {[&] {
+         take_rows(Counted({1, 2, 3}), {Ids({1, 1, 2}, {0, 1}), Ids({1, 2, 1}, {0, 1}), Tensor()});
+       },
+       "slots is i64 but must be i32, as route makes it"},
+      {[&] {
+         take_rows(Counted({2, 2, 3}), route(Ids({1, 2, 1}, {0, 1}), 2, 1));
+       },
+       "axis p is 2 in x but 1 in slots"},
       {[&] { tril(ids); }, "its operand [2] has 1 axis but needs at least 2"},
       {[&] {
          flip(x, {1, -1});
@@ -297,7 +350,15 @@ TEST_F(Sparse, WrongDataAreNamed) {
                                  {[&] {
                                     grouped_matmul(x, Counted({2, 3, 1}), Ids({2}, {1, -2}));
                                   },
-                                  "expert 1 has a count of -2"}};
+                                  "expert 1 has a count of -2"},
+                                 {[&] {
+                                    route(Ids({1, 2, 1}, {0, 2}), 2, 1);
+                                  },
+                                  "index 2 is outside [0, 2)"},
+                                 {[&] {
+                                    route(Ids({2, 2, 1}, {0, 1, 1, 1}), 2, 1, {.may_drop = false});
+                                  },
+                                  "expert 1 is chosen 2 times in pool 1 but has room for 1"}};
   for (const Use& use : uses) {
     std::string said = ErrorOf(use.run);
     EXPECT_NE(said.find(use.what), std::string::npos)

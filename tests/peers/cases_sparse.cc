@@ -1,5 +1,5 @@
-// Order, elements by index, bags of embeddings, rows that a batch touched, products by expert, small changes
-// of shape.
+// Order, elements by index, bags of embeddings, rows that a batch touched, products by expert, rows that go
+// to experts and back, small changes of shape.
 #include "ops/language/sparse.h"
 #include "tests/peers/values.h"
 
@@ -115,6 +115,30 @@ void AddEmbeddings(ValueCases* cases) {
   cases->insert(cases->end(), more.begin(), more.end());
 }
 
+ValueResults All(const Routes& routes) {
+  return std::vector<Tensor>{routes.slots, routes.places, routes.counts};
+}
+
+void AddRoutes(ValueCases* cases) {
+  const ValueInput chosen = I({3, 20, 2}, 4), weights = F({3, 20, 2}, 0, 1), x = F({3, 20, 5}),
+                   y = F({4, 3, 8, 5});
+  const ValueCases more = {
+      {"route", {chosen}, [](ValueIn x) { return All(route(x[0], 4, 8)); }},
+      {"route/weights",
+       {chosen, weights},
+       [](ValueIn x) { return All(route(x[0], 4, 8, {.weights = x[1]})); }},
+      {"take_rows", {x, chosen}, [](ValueIn x) { return take_rows(x[0], route(x[1], 4, 8)); }},
+      {"take_rows/weights",
+       {x, chosen, weights},
+       [](ValueIn x) { return take_rows(x[0], route(x[1], 4, 8), x[2]); }},
+      {"return_rows", {y, chosen}, [](ValueIn x) { return return_rows(x[0], route(x[1], 4, 8)); }},
+      {"return_rows/weights",
+       {y, chosen, weights},
+       [](ValueIn x) { return return_rows(x[0], route(x[1], 4, 8), x[2]); }},
+  };
+  cases->insert(cases->end(), more.begin(), more.end());
+}
+
 void AddShapes(ValueCases* cases) {
   const ValueInput x = F({2, 5, 7});
   const ValueCases more = {
@@ -161,6 +185,7 @@ ValueCases SparseCases() {
   AddOrder(&cases);
   AddIndexing(&cases);
   AddEmbeddings(&cases);
+  AddRoutes(&cases);
   AddShapes(&cases);
   return cases;
 }

@@ -28,7 +28,11 @@ std::vector<double> NumbersOf(const LlamaConfig& c) {
           static_cast<double>(c.rope.trained_length),
           c.rope.factor,
           c.rope.low_turns,
-          c.rope.high_turns};
+          c.rope.high_turns,
+          static_cast<double>(c.experts.top_k),
+          c.experts.normalise ? 1.0 : 0.0,
+          c.experts.capacity,
+          c.experts.aux_loss};
 }
 
 TEST(Peers, LlamaLearnsAsInPyTorch) {

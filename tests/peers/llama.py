@@ -52,15 +52,49 @@ def attend(w, at, x, n):
     return torch.einsum("bshd,hdw->bsw", mixed, w[at + "out"])
 
 
+def swiglu(x, gate, up, down):
+    return (F.silu(x @ gate) * (x @ up)) @ down
+
+
+def experts(w, at, x, n):
+    """Expert by expert, the choices of the greatest weights that there is room for; and the loss that spreads them."""
+    scores = (x @ w[at + "gate"]).softmax(-1)
+    count, k, tokens = scores.shape[-1], int(n["top_k"]), x.shape[1]
+    weights, chosen = scores.topk(k, -1)
+    if n["normalise"]:
+        weights = weights / weights.sum(-1, keepdim=True)
+    room = min(tokens, math.ceil(n["capacity"] * k * tokens / count))
+    rows = []
+    for b in range(x.shape[0]):
+        row = torch.zeros_like(x[b])
+        for e in range(count):
+            token, j = (chosen[b] == e).nonzero(as_tuple=True)
+            kept = weights[b, token, j].topk(min(room, len(token))).indices
+            token, j = token[kept], j[kept]
+            y = swiglu(x[b, token], w[at + "up_gate"][e], w[at + "up"][e], w[at + "down"][e])
+            row = row.index_add(0, token, weights[b, token, j, None] * y)
+        rows.append(row)
+    y = torch.stack(rows)
+    if at + "shared_gate" in w:
+        shared = swiglu(x, *(w[at + "shared/" + name] for name in ("gate", "up", "down")))
+        y = y + (x @ w[at + "shared_gate"]).sigmoid() * shared
+    used = F.one_hot(chosen, count).double().mean((1, 2))
+    return y, count * (used * scores.mean(1)).sum(-1).mean()
+
+
 def loss_of(w, tokens, targets, n):
-    x = w["embedding"][tokens]
+    x, spread = w["embedding"][tokens], 0
     for i in range(int(n["layers"])):
         at = f"block{i}/"
         x = x + attend(w, at + "attention/", norm(x, w[at + "norm1/gamma"], n["eps"]), n)
         y = norm(x, w[at + "norm2/gamma"], n["eps"])
-        x = x + (F.silu(y @ w[at + "mlp/gate"]) * (y @ w[at + "mlp/up"])) @ w[at + "mlp/down"]
+        if at + "experts/gate" in w:
+            y, one = experts(w, at + "experts/", y, n)
+            x, spread = x + y, spread + one
+        else:
+            x = x + swiglu(y, *(w[at + "mlp/" + name] for name in ("gate", "up", "down")))
     logits = norm(x, w["norm/gamma"], n["eps"]) @ w.get("output", w["embedding"]).T
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + n["aux_loss"] * spread
 
 
 def decays(name):
@@ -69,7 +103,8 @@ def decays(name):
 
 
 def losses_of(written, model):
-    names = ("layers", "heads", "kv_heads", "eps", "base", "trained", "factor", "low", "high")
+    names = ("layers", "heads", "kv_heads", "eps", "base", "trained", "factor", "low", "high", "top_k", "normalise",
+             "capacity", "aux_loss")
     n = dict(zip(names, written[f"{model}:numbers"].tolist()))
     prefix = f"{model}:weight:"
     w = {key[len(prefix):]: t.double().requires_grad_() for key, t in written.items() if key.startswith(prefix)}

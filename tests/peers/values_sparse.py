@@ -68,6 +68,39 @@ def grouped_matmul(x, w, counts):
     return torch.cat(parts + [x.new_zeros(len(x) - begin, w.shape[2])])
 
 
+def route(chosen, weights=None):
+    """slots, places and counts of 4 experts with room for 8, choice by choice."""
+    pools, tokens, k = chosen.shape
+    slots, places = torch.full((pools, 4, 8), -1), torch.full((pools, tokens, k), -1)
+    counts = torch.zeros(pools, 4, dtype=torch.long)
+    for p in range(pools):
+        queue = [(t, j) for j in range(k) for t in range(tokens)]
+        for e in range(4):
+            mine = [c for c in queue if chosen[p][c] == e]
+            counts[p, e] = len(mine)
+            kept = mine if weights is None else sorted(mine, key=lambda c: -weights[p][c].item())
+            for slot, (t, j) in enumerate(sorted(kept[:8], key=mine.index)):
+                slots[p, e, slot] = t * k + j
+                places[p, t, j] = e * 8 + slot
+    return slots.int(), places.int(), counts.int()
+
+
+def take_rows(x, chosen, weights=None):
+    slots = route(chosen)[0].long()
+    k = chosen.shape[2]
+    rows = x[torch.arange(len(x))[:, None, None], slots.clamp(min=0) // k]
+    if weights is not None:
+        rows = rows * weights.flatten(1)[torch.arange(len(x))[:, None, None], slots.clamp(min=0)][..., None]
+    return (rows * (slots >= 0)[..., None]).transpose(0, 1)
+
+
+def return_rows(y, chosen, weights=None):
+    places = route(chosen)[1].long()
+    rows = y.transpose(0, 1).flatten(1, 2)[torch.arange(len(chosen))[:, None, None], places.clamp(min=0)]
+    rows = rows * (places >= 0)[..., None]
+    return (rows if weights is None else rows * weights[..., None]).sum(2)
+
+
 def segment_softmax(axis):
     def run(x, ids):
         same = ids[:, None] == ids[None, :]
@@ -124,6 +157,12 @@ CASES = {
     "sgd_rows/decay": sgd_rows_decay,
     "adagrad_rows": adagrad_rows,
     "grouped_matmul": grouped_matmul,
+    "route": route,
+    "route/weights": route,
+    "take_rows": take_rows,
+    "take_rows/weights": take_rows,
+    "return_rows": return_rows,
+    "return_rows/weights": return_rows,
     "tril": torch.tril,
     "tril/above": lambda x: torch.tril(x, 2),
     "tril/below": lambda x: torch.tril(x, -3),

@@ -1,0 +1,85 @@
+// A layer of experts: feed-forward networks of which each token uses the few that a router chooses for it
+// (Shazeer et al. 2017; Lepikhin et al. 2021). Tokens are gathered at their experts' places by index and the
+// results gathered back; between ranks whose tokens are others and ranks whose experts are others goes an
+// all-to-all. Room is fixed before the step, so memory is known.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "oneflow_like/model.h"
+#include "ops/language/sparse.h"
+
+namespace oneflow_like::nn {
+
+enum class ExpertScore : uint8_t { kSoftmax, kSigmoid };
+enum class ExpertOverflow : uint8_t {
+  kDrop,  // choices without room are left out
+  kError  // the step fails, naming the expert, the pool, what was wanted, and the room
+};
+enum class ExpertOrder : uint8_t {
+  kWeight,  // choices of the greatest weights have room first
+  kChoice   // first choices of all tokens before second ones, each in the order of tokens
+};
+
+struct ExpertsOptions {
+  int64_t experts = 8;
+  int64_t inner =
+      0;  // of each expert; 0: four times the width, gated eight thirds, as nn::Mlp and nn::SwiGlu
+  // down(silu(x up_gate) * (x up)) instead of down(activation(x up)); there are no biases.
+  bool gated = false;
+  std::function<Tensor(Tensor)> activation = [](Tensor x) { return gelu(x); };
+  int64_t top_k = 2;  // experts of a token
+
+  // Tokens that share the experts' room are a pool: so many of a batch, in its order; 0: each sequence is
+  // one. Ranks and micro-batches have whole pools: their number must divide it. It is the model's, so the
+  // same tokens are dropped on every mesh.
+  int64_t pools = 0;
+  // An expert has room for capacity * top_k * tokens / experts choices of a pool, rounded up; 0: for every
+  // token, and nothing is dropped, at experts / top_k times the products.
+  double capacity = 1.25;
+  ExpertOverflow overflow = ExpertOverflow::kDrop;
+  ExpertOrder order = ExpertOrder::kWeight;
+
+  // Experts that every token uses, as one network of so many times the inner width, or of `shared_inner`.
+  int64_t shared = 0, shared_inner = 0;
+  bool shared_gate = false;  // their result times sigmoid(x shared_gate)
+
+  // The router is in fp32. Scores of experts are a softmax, or sigmoids each by itself; a token's weights are
+  // those of its experts, divided by their sum where `normalise`.
+  ExpertScore score = ExpertScore::kSoftmax;
+  bool normalise = true;
+  // Experts are in so many equal groups, and a token chooses among those of its best `top_groups`: by the
+  // greatest score of a group, with sigmoids by the sum of the two greatest (DeepSeek-V2 and V3, 2024).
+  int64_t groups = 1, top_groups = 1;
+  // Step by which a training raises a bias of experts that were chosen less than the mean, and lowers that of
+  // the others; it counts in choosing alone (Wang et al. 2024). 0: there is none.
+  double bias_balance = 0;
+  double aux_loss = 0;  // weight of the loss that spreads tokens over experts (Fedus et al. 2022)
+  double z_loss = 0;    // weight of the mean of logsumexp(logits)^2 (Zoph et al. 2022)
+  double jitter = 0;    // the router sees x times numbers drawn from 1 - jitter to 1 + jitter; for training
+
+  Initializer gate_init = Normal(0.02);
+  Initializer init = XavierUniform({.in = {1}, .out = {2}}),
+              out_init = XavierUniform({.in = {1}, .out = {2}});
+  // Mesh axes, where the mesh has them: that which cuts the experts, which may be the batch's, that which
+  // cuts their inner axis, and that which cuts the batch.
+  std::string ep = "ep", tp = "tp", batch = "dp";
+};
+
+struct ExpertsResult {
+  Tensor y;  // of x's shape; 0 for a token whose choices were all dropped, but for what shared experts give
+  Tensor loss;  // f32[]: aux_loss and z_loss times their losses, to add to the model's; undefined: both are 0
+  Tensor load;  // f32[experts]: the share of all choices that went to each expert, dropped ones included
+  Tensor dropped;  // f32[]: the share of choices that had no room
+  Routes routes;   // of pools
+};
+
+// x[b s w], or x[n w] with `pools`. Weights gate[w experts], up[experts w inner] (and up_gate), down[experts
+// inner w]; of shared experts shared/up, shared/down (and shared/gate), shared_gate[w 1]; the state
+// balance_bias[experts]. In training the session has outputs <path>/load, <path>/load_max (the greatest, as a
+// multiple of the mean) and <path>/dropped.
+ExpertsResult Experts(Scope s, Tensor x, const ExpertsOptions& options = {}, OFL_HERE);
+
+}  // namespace oneflow_like::nn

@@ -1,0 +1,222 @@
+#include "oneflow_like/experts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "oneflow_like/model/layer.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/nn.h"
+#include "ops/language/expressions.h"
+#include "ops/language/numbers.h"
+
+namespace oneflow_like::nn {
+namespace {
+
+void CheckExperts(const Layer& layer, const ExpertsOptions& o) {
+  const std::string& who = layer.who;
+  auto least = [&](const char* option, int64_t value, int64_t bound) {
+    if (value < bound) Fail(who, ": ", option, " is ", value, " but must be at least ", bound);
+  };
+  least("experts", o.experts, 1);
+  least("top_k", o.top_k, 1);
+  least("pools", o.pools, 0);
+  least("shared", o.shared, 0);
+  least("groups", o.groups, 1);
+  least("top_groups", o.top_groups, 1);
+  if (o.experts > INT32_MAX) Fail(who, ": experts is ", o.experts, " but must be at most ", INT32_MAX);
+  if (o.experts % o.groups != 0)
+    Fail(who, ": groups is ", o.groups, " and does not divide the ", o.experts, " experts");
+  if (o.top_groups > o.groups)
+    Fail(who, ": top_groups is ", o.top_groups, " but there are only ", o.groups, " groups");
+  if (const int64_t among = o.experts / o.groups * o.top_groups; o.top_k > among)
+    Fail(who, ": top_k is ", o.top_k, " but a token chooses among only ", among, " experts");
+  if (!(o.capacity >= 0 && o.capacity <= 1e6))
+    Fail(who, ": capacity is ", o.capacity, " but must be at least 0, at most 1e6");
+  NeedEnum(who, "overflow", o.overflow, ExpertOverflow::kError, "nn::ExpertOverflow");
+  NeedEnum(who, "order", o.order, ExpertOrder::kChoice, "nn::ExpertOrder");
+  NeedEnum(who, "score", o.score, ExpertScore::kSigmoid, "nn::ExpertScore");
+  NeedNumber(who, "bias_balance", o.bias_balance, Domain::kNotNegative);
+  NeedNumber(who, "aux_loss", o.aux_loss, Domain::kNotNegative);
+  NeedNumber(who, "z_loss", o.z_loss, Domain::kNotNegative);
+  NeedNumber(who, "jitter", o.jitter, Domain::kBelowOne);
+  if (!o.gated && !o.activation) Fail(who, ": activation is no function");
+  if (o.shared_gate && o.shared == 0 && o.shared_inner == 0)
+    Fail(who, ": shared_gate is of shared experts, but there are none");
+}
+
+int64_t SizeOfAxis(const Scope& s, const std::string& axis) {
+  const int a = axis.empty() ? -1 : s.mesh().FindAxis(axis);
+  return a < 0 ? 1 : s.mesh().axis_size(a);
+}
+
+// x as pools [p n w].
+Tensor InPools(const Layer& layer, const Scope& s, Tensor x, const ExpertsOptions& o) {
+  const Dims shape = x.shape();
+  const int64_t batch = shape[0], pools = o.pools > 0 ? o.pools : batch;
+  if (shape.rank() == 2 && o.pools == 0)
+    Fail(layer.who, ": x is ", shape.str(), ", tokens that are of no sequence; say how many pools they are");
+  const int64_t tokens = shape.elements() / std::max<int64_t>(1, shape.back());
+  const bool fits = pools > 0 && tokens % pools == 0 && (batch % pools == 0 || pools % batch == 0);
+  if (!fits)
+    Fail(layer.who, ": pools is ", pools, " but x ", shape.str(), " has a batch of ", batch, " and ", tokens,
+         " tokens; pools must divide the batch, or be a multiple of it that divides the tokens");
+  const int64_t parts = SizeOfAxis(s, o.batch), ranks = SizeOfAxis(s, o.ep);
+  if (o.pools > 0 && pools % parts != 0)
+    Fail(layer.who, ": pools is ", pools, ", but mesh axis ", o.batch, " cuts tokens into ", parts,
+         " parts, each of whole pools; make it a multiple of ", parts);
+  Tensor in_pools =
+      shape.rank() == 3 && pools == batch ? x : reshape(x, {pools, tokens / pools, shape.back()}, layer.at);
+  // Each rank of experts serves some of the pools, too, where these are enough.
+  const int64_t all = o.ep == o.batch ? parts : parts * ranks;
+  if (ranks == 1 || pools % all != 0) return in_pools;
+  return annotate(in_pools, {{o.ep, S(0)}}, layer.at);
+}
+
+// Choices of an expert in a pool of so many tokens.
+int64_t RoomOf(const ExpertsOptions& o, int64_t tokens) {
+  if (o.capacity == 0) return std::max<int64_t>(1, tokens);
+  const double share = o.capacity * static_cast<double>(o.top_k * tokens) / static_cast<double>(o.experts);
+  return std::clamp<int64_t>(static_cast<int64_t>(std::min(std::ceil(share), 2e9)), 1,
+                             std::max<int64_t>(1, tokens));
+}
+
+// A product in fp32, whatever the session's type is.
+Tensor WideProduct(Tensor x, Tensor w, const Here& at) {
+  return Apply(x.graph(), "matmul", {x, w}, {{"wide", int64_t{1}}}, at)[0];
+}
+
+// What experts are chosen by: scores [p n e] with the bias, and only those of the best groups.
+Tensor Eligible(Tensor score, Tensor bias, const ExpertsOptions& o, const Here& at) {
+  Tensor by = bias.defined() ? add(score, bias, at) : score;
+  if (o.groups == 1 || o.top_groups == o.groups) return by;
+  const Dims shape = by.shape();
+  const int64_t each = o.experts / o.groups;
+  Tensor in_groups = reshape(by, {shape[0], shape[1], o.groups, each}, at);
+  Tensor of_group =
+      o.score == ExpertScore::kSigmoid
+          ? sum(top_k(in_groups, std::min<int64_t>(2, each), 3, true, at).values, {3}, false, at)
+          : max(in_groups, {3}, false, at);
+  Tensor kept = sum(one_hot(top_k(of_group, o.top_groups, 2, true, at).indices, o.groups, at), {2}, true, at);
+  kept = reshape(kept, {shape[0], shape[1], o.groups, 1}, at);
+  constexpr double kNever = -1e30;
+  Tensor shown = where(greater(kept, 0.5, at), in_groups, kNever, at);
+  return reshape(shown, shape, at);
+}
+
+struct Router {
+  Tensor scores, logits;  // [p n e]
+  Tensor weights;         // [p n k]
+  Routes routes;
+};
+
+Router RouteTokens(const Scope& s, Tensor x, const ExpertsOptions& o, const Here& at) {
+  const Dims shape = x.shape();
+  Router router;
+  Tensor seen = x;
+  if (o.jitter > 0) seen = mul(x, uniform(s.graph(), shape, 1 - o.jitter, 1 + o.jitter, at), at);
+  router.logits = WideProduct(seen, s.Weight("gate", {shape.back(), o.experts}, o.gate_init, {}, at), at);
+  router.scores = o.score == ExpertScore::kSoftmax ? softmax(router.logits, at) : sigmoid(router.logits, at);
+  Tensor bias;
+  if (o.bias_balance > 0) bias = s.State("balance_bias", {o.experts}, Zeros(), {}, at);
+  const Tensor by = Eligible(router.scores, bias, o, at);
+  const Sorted best = top_k(by, o.top_k, 2, true, at);
+  const bool own = by.id() == router.scores.id();
+  Tensor weights = own ? best.values : take_along_axis(router.scores, best.indices, 2, at);
+  if (o.normalise) weights = div(weights, sum(weights, {2}, true, at), at);
+  router.weights = weights;
+  RouteOptions options;
+  if (o.order == ExpertOrder::kWeight) options.weights = weights;
+  options.may_drop = o.overflow == ExpertOverflow::kDrop;
+  router.routes = route(best.indices, o.experts, RoomOf(o, shape[1]), options, at);
+  return router;
+}
+
+// The networks of the experts, of rows [e p c w].
+Tensor Networks(const Scope& s, Tensor rows, const ExpertsOptions& o, int64_t inner, const Here& at) {
+  const int64_t width = rows.shape().back();
+  Annotation up_cut = CutBy(s, o.tp, 2), down_cut = CutBy(s, o.tp, 1);
+  if (o.ep != o.tp)
+    for (Annotation* cut : {&up_cut, &down_cut})
+      for (const auto& axis : CutBy(s, o.ep, 0)) cut->push_back(axis);
+  auto up = [&](const char* name) {
+    return einsum("epcw,ewf->epcf", rows, s.Weight(name, {o.experts, width, inner}, o.init, up_cut, at), at);
+  };
+  Tensor hidden = up("up");
+  hidden = o.gated ? mul(silu(up("up_gate"), at), hidden, at) : o.activation(hidden);
+  return einsum("epcf,efw->epcw", hidden,
+                s.Weight("down", {o.experts, inner, width}, o.out_init, down_cut, at), at);
+}
+
+// The losses of the router, weighted; undefined where there are none.
+Tensor RouterLoss(const Router& router, Tensor used, const ExpertsOptions& o, const Here& at) {
+  std::vector<Tensor> terms;
+  if (o.aux_loss > 0) {
+    Tensor scores = router.scores;
+    if (o.score == ExpertScore::kSigmoid) scores = div(scores, sum(scores, {2}, true, at), at);
+    Tensor likely = mean(scores, {1}, false, at);  // [p e]
+    terms.push_back(scale(mean(sum(mul(used, likely, at), {1}, false, at), {}, false, at),
+                          o.aux_loss * static_cast<double>(o.experts), at));
+  }
+  if (o.z_loss > 0)
+    terms.push_back(
+        scale(mean(square(logsumexp(router.logits, {2}, false, at), at), {}, false, at), o.z_loss, at));
+  if (terms.empty()) return {};
+  return terms.size() == 1 ? terms[0] : add(terms[0], terms[1], at);
+}
+
+Tensor SharedExperts(const Scope& s, Tensor x, const ExpertsOptions& o, int64_t inner, const Here& at) {
+  MlpOptions mlp;
+  mlp.inner = o.shared_inner > 0 ? o.shared_inner : o.shared * inner;
+  mlp.bias = false;
+  mlp.activation = o.activation;
+  if (o.init.fans.in.empty()) mlp.init = o.init;  // not one that names axes of matrices of experts
+  if (o.out_init.fans.in.empty()) mlp.out_init = o.out_init;
+  mlp.tp = o.tp;
+  Tensor y = o.gated ? SwiGlu(s / "shared", x, mlp, at) : Mlp(s / "shared", x, mlp, at);
+  if (!o.shared_gate) return y;
+  Tensor gate = s.Weight("shared_gate", {x.shape().back(), 1}, o.gate_init, {}, at);
+  return mul(y, sigmoid(WideProduct(x, gate, at), at), at);
+}
+
+}  // namespace
+
+ExpertsResult Experts(Scope s, Tensor x, const ExpertsOptions& o, Here at) {
+  const Layer layer("Experts", s, at);
+  at = layer.at;
+  layer.Width("x", x, 2);
+  CheckExperts(layer, o);
+  const Dims shape = x.shape();
+  const int64_t width = shape.back(), usual = o.gated ? (width * 8 / 3 + 63) / 64 * 64 : 4 * width,
+                inner = layer.OrDefault("inner", o.inner, usual);
+  layer.OrDefault("shared_inner", o.shared_inner, 0);
+  Tensor pools = InPools(layer, s, x, o);
+  const Router router = RouteTokens(s, pools, o, at);
+  Tensor made = Networks(s, take_rows(pools, router.routes, {}, at), o, inner, at);
+  ExpertsResult result;
+  result.routes = router.routes;
+  result.y = return_rows(made, router.routes, router.weights, at);
+  if (result.y.shape() != shape) result.y = reshape(result.y, shape, at);
+  if (o.shared > 0 || o.shared_inner > 0) result.y = add(result.y, SharedExperts(s, x, o, inner, at), at);
+
+  const double choices = static_cast<double>(pools.shape()[1] * o.top_k),  // of a pool
+      all = choices * static_cast<double>(pools.shape()[0]);
+  Tensor counts = cast(router.routes.counts, DType::kFloat32, at);  // [p e]
+  result.loss = RouterLoss(router, scale(counts, 1 / std::max(1.0, choices), at), o, at);
+  // Whole numbers, whose sums are the same in every order.
+  Tensor total = cast(sum(router.routes.counts, {0}, false, at), DType::kFloat32, at);
+  result.load = scale(total, 1 / std::max(1.0, all), at);
+  const double room = static_cast<double>(router.routes.slots.shape()[2]);
+  Tensor beyond = sum(relu(shift(counts, -room, at), at), {}, false, at);
+  result.dropped = scale(beyond, 1 / std::max(1.0, all), at);
+  s.Output("load", result.load, at);
+  s.Output("load_max", scale(max(result.load, {}, false, at), static_cast<double>(o.experts), at), at);
+  s.Output("dropped", result.dropped, at);
+  if (o.bias_balance > 0) {
+    Tensor bias = s.State("balance_bias", {o.experts}, Zeros(), {}, at);
+    Tensor less = sign(shift(neg(total, at), all / static_cast<double>(o.experts), at), at);
+    s.InTraining(assign(bias, add(bias, scale(less, o.bias_balance, at), at), at), at);
+  }
+  return result;
+}
+
+}  // namespace oneflow_like::nn

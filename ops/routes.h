@@ -1,0 +1,55 @@
+// Tables of a router as kernels of all devices read them. A choice is one of a token's k experts, number
+// token * k + j; a place is one of an expert's, number expert * room + slot; both count within a pool. slots
+// says which choice fills a place, places where a choice went, -1: none. A choice and a place belong together
+// where both tables say so: then each direction is the transpose of the other, whatever the tables hold.
+#pragma once
+
+#include "core/device/kernel.h"
+#include "core/host_device.h"
+
+namespace oneflow_like {
+
+struct RouteTables {
+  const int32_t* slots;   // [pools experts room] held here
+  const int32_t* places;  // [pools tokens k]
+  int64_t pools, experts, room, tokens, k;
+  int64_t first_expert, first_slot, first_token;  // of those held here
+  int64_t whole_room;                             // of an expert, wherever it is held
+
+  int64_t rows() const { return experts * pools * room; }  // of y[e p c w], which take_rows makes
+
+  // The choice that fills row `row` of y, counted from the first token held here; -1: none of these.
+  OFL_HOST_DEVICE int64_t ChoiceOf(int64_t row) const {
+    const int64_t slot = row % room, pool = row / room % pools, expert = row / room / pools;
+    const int64_t choice = slots[(pool * experts + expert) * room + slot];
+    if (choice < 0) return -1;
+    const int64_t local = choice - first_token * k;
+    if (local < 0 || local >= tokens * k) return -1;
+    const int64_t place = (first_expert + expert) * whole_room + first_slot + slot;
+    return places[pool * tokens * k + local] == place ? pool * tokens * k + local : -1;
+  }
+  // The row of y to which choice `choice` (of all pools held here) went; -1: to none of these.
+  OFL_HOST_DEVICE int64_t RowOf(int64_t choice) const {
+    const int64_t place = places[choice];
+    if (place < 0 || room == 0) return -1;
+    const int64_t pool = choice / (tokens * k), expert = place / whole_room - first_expert,
+                  slot = place % whole_room - first_slot;
+    if (expert < 0 || expert >= experts || slot < 0 || slot >= room) return -1;
+    const int64_t own = choice - pool * tokens * k + first_token * k;
+    return slots[(pool * experts + expert) * room + slot] == own ? (expert * pools + pool) * room + slot : -1;
+  }
+};
+
+inline RouteTables TablesOf(const TensorArg& slots, const TensorArg& places) {
+  return {slots.as<int32_t>(), places.as<int32_t>(), slots.extent[0],  slots.extent[1],
+          slots.extent[2],     places.extent[1],     places.extent[2], slots.begin[1],
+          slots.begin[2],      places.begin[1],      slots.global[2]};
+}
+
+// The step's error where an expert's room does not suffice and nothing may be dropped.
+inline Status NoRoom(int64_t expert, int64_t pool, int64_t wanted, int64_t room) {
+  return Status(Cat("expert ", expert, " is chosen ", wanted, " times in pool ", pool, " but has room for ",
+                    room, "; give more capacity, or let it drop"));
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,352 @@
+// nn::Experts: beside a layer that computes every expert for every token; the same tables, losses and dropped
+// tokens on every mesh and in micro-batches; what goes between ranks; routers that send all to one expert;
+// what it shows, and refuses. ctest: seconds=60
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <regex>
+
+#include "tests/oneflow_like/session_fixture.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr int64_t kBatch = 16, kTokens = 6, kWidth = 8, kExperts = 4, kInner = 10;
+const Dims kShape = {kBatch, kTokens, kWidth};
+
+// A mesh with axes dp, tp, pp and ep, those not named of extent 1.
+Mesh ExpertMesh(const std::string& text) {
+  const Mesh given = Mesh::Parse(text);
+  std::vector<std::pair<std::string, int>> axes;
+  for (const char* name : {"dp", "tp", "pp", "ep"}) {
+    const int a = given.FindAxis(name);
+    axes.push_back({name, a < 0 ? 1 : given.axis_size(a)});
+  }
+  return Mesh("cpu", axes);
+}
+
+struct Setting {
+  const char* mesh = "cpu:dp=1";
+  int micro_batches = 1;
+  int zero = 0;
+  const char* axis = "ep";
+  Recompute recompute = Recompute::kNone;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  DType dtype = DType::kFloat32;
+  std::string str() const { return Cat(mesh, " in ", micro_batches, " zero ", zero, " experts over ", axis); }
+};
+
+nn::ExpertsOptions SmallExperts() {
+  nn::ExpertsOptions o;
+  o.experts = kExperts;
+  o.inner = kInner;
+  o.capacity = 1;
+  o.gate_init = Normal(1);
+  o.init = o.out_init = Normal(0.5);
+  return o;
+}
+
+// Two layers, dealt over pp; losses, tables and what is shown of each of `steps` steps.
+struct Seen {
+  std::vector<float> losses;
+  std::vector<Outputs> tables;
+  Outputs last;
+};
+Seen TrainExperts(const Setting& run, nn::ExpertsOptions o, int steps) {
+  ModelOptions model_options;
+  if (run.zero > 0) model_options.zero = {.axis = "dp", .stage = run.zero, .small = 0};
+  Model model(ExpertMesh(run.mesh), model_options);
+  o.ep = run.axis;
+  Tensor x = model.Input("x", kShape, DType::kFloat32, {{"dp", S(0)}});
+  TrainOptions options;
+  options.micro_batches = run.micro_batches;
+  options.recompute = run.recompute;
+  options.schedule = run.schedule;
+  options.dtype = run.dtype;
+  std::vector<Tensor> terms;
+  Tensor y = nn::layers(model.scope(), x, 2, [&](Scope s, Tensor h, int64_t i) {
+    const nn::ExpertsResult result = nn::Experts(s / "experts", nn::RmsNorm(s / "norm", h), o);
+    options.outputs[Cat("slots", i)] = result.routes.slots;
+    options.outputs[Cat("places", i)] = result.routes.places;
+    options.outputs[Cat("counts", i)] = result.routes.counts;
+    if (result.loss.defined()) terms.push_back(result.loss);
+    return h + result.y;
+  });
+  Tensor loss = mean(square(y - scale(to_stage_of(x, y), .5)));
+  for (Tensor& term : terms) loss = loss + to_stage_of(term, loss);
+  Session train = Train(loss, AdamW{.lr = .01}, options);
+  Seen seen;
+  for (int step = 0; step < steps; ++step) {
+    StepResult r = train.Run({{"x", Floats(step, kShape)}});
+    seen.losses.push_back(r.Scalar("loss"));
+    Outputs tables;
+    for (const auto& [name, tensor] : options.outputs) tables[name] = r.Get(name);
+    seen.tables.push_back(tables);
+    for (const char* shown : {"block0/experts/load", "block1/experts/load_max", "block1/experts/dropped"})
+      seen.last[shown] = r.Get(shown);
+  }
+  return seen;
+}
+
+void ExpectSame(const Setting& run, const Seen& got, const Seen& wanted, double tolerance = 1e-5) {
+  for (size_t step = 0; step < wanted.losses.size(); ++step) {
+    ASSERT_NEAR(got.losses[step], wanted.losses[step], tolerance * wanted.losses[step])
+        << run.str() << " step " << step;
+    for (const auto& [name, table] : wanted.tables[step])
+      ASSERT_TRUE(SameBytes(got.tables[step].at(name), table))
+          << run.str() << " " << name << " step " << step;
+  }
+  ExpectNear(got.last, wanted.last, 1e-6, run.str());
+}
+
+TEST(Experts, HaveOneCurveAndEqualTablesOnEveryMesh) {
+  using enum PipelineSchedule;
+  const Setting runs[] = {
+      {"cpu:dp=1", 4},
+      {"cpu:dp=2"},
+      {"cpu:dp=8", 1, 0, "dp"},
+      {"cpu:dp=8", 2, 0, "dp"},
+      {"cpu:ep=2"},
+      {"cpu:dp=4,ep=2", 2},
+      {"cpu:dp=2,ep=4"},
+      {"cpu:tp=2", 2},
+      {"cpu:dp=2,tp=2,pp=2,ep=2", 2},
+      {"cpu:dp=2,ep=2", 2, 1},
+      {"cpu:dp=2,ep=2", 2, 2},
+      {"cpu:dp=2,ep=2", 2, 3, "ep", Recompute::kFull},
+      {"cpu:dp=4", 1, 3, "dp"},
+      {"cpu:pp=2", 4, 0, "ep", Recompute::kFull, kZeroBubble},
+  };
+  nn::ExpertsOptions plain = SmallExperts(), rich = SmallExperts();
+  rich.gated = rich.shared_gate = true;
+  rich.shared = 1;
+  rich.score = nn::ExpertScore::kSigmoid;
+  rich.groups = 2;
+  rich.top_groups = 1;
+  rich.bias_balance = .01;
+  rich.aux_loss = .1;
+  rich.z_loss = .01;
+  rich.jitter = .1;
+  for (const nn::ExpertsOptions& o : {plain, rich}) {
+    const Seen one = TrainExperts({}, o, 20);
+    EXPECT_LT(one.losses.back(), .8 * one.losses.front());
+    EXPECT_GT(*one.last.at("block1/experts/dropped").as<float>(), .01) << "none is dropped";
+    for (const Setting& run : runs) ExpectSame(run, TrainExperts(run, o, 20), one);
+  }
+}
+
+// Queues by choice, of whole batches and of halves of sequences.
+TEST(Experts, PoolsAreOfTheModel) {
+  nn::ExpertsOptions o = SmallExperts();
+  o.order = nn::ExpertOrder::kChoice;
+  for (int64_t pools : {int64_t{4}, 2 * kBatch}) {
+    o.pools = pools;
+    const Seen one = TrainExperts({}, o, 4);
+    EXPECT_EQ(one.tables[0].at("slots0").shape[0], pools);
+    for (const Setting& run :
+         {Setting{"cpu:dp=2", 2}, Setting{"cpu:dp=4", 1, 0, "dp"}, Setting{"cpu:dp=2,ep=2"}})
+      ExpectSame(run, TrainExperts(run, o, 4), one);
+  }
+}
+
+// In 16 bits the router's products are in fp32; the curve is near.
+TEST(Experts, RunInSixteenBits) {
+  const Seen one = TrainExperts({}, SmallExperts(), 10);
+  for (const Setting& given : {Setting{"cpu:dp=2,ep=2", 2}, Setting{"cpu:dp=1"}}) {
+    Setting run = given;
+    run.dtype = DType::kBFloat16;
+    const Seen narrow = TrainExperts(run, SmallExperts(), 10);
+    for (size_t step = 0; step < one.losses.size(); ++step)
+      EXPECT_NEAR(narrow.losses[step], one.losses[step], .05 * one.losses[step]) << run.str() << step;
+  }
+}
+
+// --- Beside every expert computed for every token
+
+Tensor AllExperts(Scope s, Tensor x, const nn::ExpertsOptions& o) {
+  Tensor logits = matmul(x, s.Weight("gate", {kWidth, o.experts}, o.gate_init));
+  Tensor scores = o.score == nn::ExpertScore::kSoftmax ? softmax(logits) : sigmoid(logits);
+  const Sorted best = top_k(scores, o.top_k);
+  Tensor weights = o.normalise ? best.values / sum(best.values, {2}, true) : best.values;
+  Tensor of_all = einsum("bnk,bnke->bne", weights, one_hot(best.indices, o.experts));
+  auto up = [&](const char* name) {
+    return einsum("bnw,ewf->bnef", x, s.Weight(name, {o.experts, kWidth, kInner}, o.init));
+  };
+  Tensor hidden = o.gated ? silu(up("up_gate")) * up("up") : gelu(up("up"));
+  Tensor made = einsum("bnef,efw->bnew", hidden, s.Weight("down", {o.experts, kInner, kWidth}, o.out_init));
+  Tensor y = einsum("bne,bnew->bnw", of_all, made);
+  if (o.shared == 0) return y;
+  nn::MlpOptions mlp;
+  mlp.inner = o.shared * kInner;
+  mlp.bias = false;
+  mlp.init = o.init;
+  mlp.out_init = o.out_init;
+  Tensor more = o.gated ? nn::SwiGlu(s / "shared", x, mlp) : nn::Mlp(s / "shared", x, mlp);
+  if (o.shared_gate) more = more * sigmoid(matmul(x, s.Weight("shared_gate", {kWidth, 1}, o.gate_init)));
+  return y + more;
+}
+
+TEST(Experts, WithRoomForAllAreEveryExpertForEveryToken) {
+  for (int kind = 0; kind < 4; ++kind) {
+    nn::ExpertsOptions o = SmallExperts();
+    o.capacity = 0;
+    o.gated = kind > 0;
+    o.normalise = kind != 1;
+    o.top_k = kind == 2 ? 3 : 2;
+    o.shared = kind == 3 ? 2 : 0;
+    o.shared_gate = kind == 3;
+    if (kind == 2) o.score = nn::ExpertScore::kSigmoid;
+    Outputs found[2];
+    for (bool all : {false, true}) {
+      Model model(ExpertMesh("cpu:dp=1"));
+      Tensor x = model.Input("x", kShape, DType::kFloat32);
+      Scope s = model.scope();
+      Tensor y = all ? AllExperts(s, x, o) : nn::Experts(s, x, o).y;
+      Session train = Train(mean(square(y - 1)), Sgd{.lr = 1}, {});
+      for (int step = 0; step < 3; ++step)
+        found[all][Cat("loss", step)] = train.Run({{"x", Floats(step, kShape)}}).Get("loss");
+      for (const std::string& name : model.Variables())
+        if (name.find(':') == std::string::npos) found[all][name] = model.Read(name);
+    }
+    ExpectNear(found[0], found[1], 2e-6, Cat("kind ", kind));
+  }
+}
+
+// --- Extremes
+
+// All tokens go to expert `to`, with nothing for the others; `batch` of them, of one token each.
+void ExpectOneExpertAlone(int64_t to, int64_t batch, double capacity, const char* mesh) {
+  SCOPED_TRACE(Cat("to ", to, " of ", batch, ", capacity ", capacity, " on ", mesh));
+  Model model(ExpertMesh(mesh));
+  nn::ExpertsOptions o = SmallExperts();
+  o.top_k = 1;
+  o.capacity = capacity;
+  o.pools = 1;
+  o.aux_loss = 0;
+  o.normalise = false;  // else the router has no gradient
+  Tensor x = model.Input("x", {batch, kWidth}, DType::kFloat32);
+  const nn::ExpertsResult result = nn::Experts(model.scope(), x, o);
+  Session train = Train(mean(square(result.y - 1)), Sgd{.lr = .1}, {});
+  HostTensor gate = HostTensor::Make(DType::kFloat32, {kWidth, kExperts});
+  for (int64_t i = 0; i < gate.elements(); ++i) gate.as<float>()[i] = i % kExperts == to ? 1 : -1;
+  model.Write("gate", gate);
+  const HostTensor before[] = {model.Read("up"), model.Read("down")};
+  HostTensor fed = Floats(3, {batch, kWidth});
+  for (int64_t i = 0; i < fed.elements(); ++i) fed.as<float>()[i] = std::abs(fed.as<float>()[i]) + .1f;
+  StepResult r = train.Run({{"x", fed}});
+  EXPECT_TRUE(std::isfinite(r.Scalar("loss")));
+  EXPECT_EQ(r.Get("load").as<float>()[to], 1);
+  const int64_t room = capacity == 0 ? batch : std::max<int64_t>(1, std::ceil(capacity * batch / kExperts));
+  EXPECT_NEAR(r.Scalar("dropped"), std::max<double>(0, batch - room) / batch, 1e-6);
+  const char* const names[] = {"up", "down"};
+  for (int w = 0; w < 2; ++w) {
+    const HostTensor after = model.Read(names[w]);
+    const int64_t size = after.elements() / kExperts;
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const bool same = std::memcmp(after.as<float>() + e * size, before[w].as<float>() + e * size,
+                                    size * sizeof(float)) == 0;
+      EXPECT_EQ(same, e != to) << names[w] << " of expert " << e;
+    }
+  }
+}
+
+TEST(Experts, LeaveThoseThatNoneChoosesAlone) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:ep=2", "cpu:tp=2"})
+    for (int64_t to : {0, 3})
+      for (int64_t batch : {1, 13})
+        for (double capacity : {0., 1.}) ExpectOneExpertAlone(to, batch, capacity, mesh);
+}
+
+// --- What goes between ranks
+
+// With P pools, c places of an expert in a pool, E experts and n ranks: from each rank (n-1)/n (P/n) E c
+// rows, and as many back; the same for gradients.
+TEST(Experts, SendTheRowsOfTheirPlaces) {
+  constexpr int n = 4;
+  auto sent = [](int64_t layers, bool trained) {
+    Model model(ExpertMesh("cpu:dp=4"));
+    nn::ExpertsOptions o = SmallExperts();
+    o.experts = 8;
+    o.ep = "dp";
+    Tensor x = model.Input("x", {8, 64, kWidth}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor y = nn::layers(model.scope(), x, layers,
+                          [&](Scope s, Tensor h, int64_t) { return h + nn::Experts(s / "experts", h, o).y; });
+    Session session = trained ? Train(mean(square(y)), Sgd{.lr = .1}, {}) : Evaluate({{"y", y}});
+    return session.Summaries()[0].bytes_sent;
+  };
+  const double c = std::ceil(2. * 64 / 8), rows = (n - 1.) / n * (8. / n) * 8 * c;
+  EXPECT_EQ(sent(3, false) - sent(1, false), 2 * 2 * rows * kWidth * 4);
+  // Besides: the router's gradient, and what is shown.
+  const double trained = (sent(3, true) - sent(1, true)) / 2, want = 4 * rows * kWidth * 4;
+  EXPECT_GE(trained, want);
+  EXPECT_LE(trained, want + 2 * (kWidth * 8 + 32) * 4);
+}
+
+// --- What it shows and refuses
+
+TEST(Experts, RaiseTheBiasOfThoseThatFewChoose) {
+  Model model(ExpertMesh("cpu:dp=2"));
+  nn::ExpertsOptions o = SmallExperts();
+  o.bias_balance = .25;
+  Tensor x = model.Input("x", kShape, DType::kFloat32, {{"dp", S(0)}});
+  const nn::ExpertsResult result = nn::Experts(model.scope() / "e", x, o);
+  TrainOptions options;
+  options.micro_batches = 2;
+  Session train = Train(mean(square(result.y)), Sgd{.lr = .1}, options);
+  std::vector<double> bias(kExperts);
+  for (int step = 0; step < 3; ++step) {
+    StepResult r = train.Run({{"x", Floats(step, kShape)}});
+    const float* load = r.Get("e/load").as<float>();
+    EXPECT_NEAR(r.Scalar("e/load_max"), kExperts * *std::max_element(load, load + kExperts), 1e-6);
+    for (int64_t e = 0; e < kExperts; ++e) bias[e] += load[e] < .25 ? .25 : load[e] > .25 ? -.25 : 0;
+    for (int64_t e = 0; e < kExperts; ++e)
+      EXPECT_EQ(model.Read("e/balance_bias").as<float>()[e], bias[e]) << step << " " << e;
+  }
+}
+
+TEST(Experts, NameWhatDoesNotFit) {
+  auto refuse = [](const std::string& wanted, const std::function<void()>& run) {
+    const std::string error = ErrorOf(run);
+    EXPECT_TRUE(std::regex_search(error, std::regex(wanted))) << error << "\n  wanted: " << wanted;
+  };
+  {
+    Model model(ExpertMesh("cpu:dp=4,ep=2"));
+    Tensor x = model.Input("x", kShape, DType::kFloat32, {{"dp", S(0)}});
+    refuse(
+        "^nn::Experts 'e' at experts_test.cc:\\d+: pools is 2, but mesh axis dp cuts tokens into 4 parts, "
+        "each of whole "
+        "pools; make it a multiple of 4",
+        [&] { nn::Experts(model.scope() / "e", x, {.pools = 2}); });
+  }
+  Model model(ExpertMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", kShape, DType::kFloat32, {{"dp", S(0)}});
+  TrainOptions options;
+  options.micro_batches = 4;
+  refuse("^Train at .*nn::Experts 'e' at experts_test.cc:\\d+.*4 micro-batches",
+         [&] { Train(mean(nn::Experts(model.scope() / "e", x, {.pools = 2}).y), Sgd{}, options); });
+  nn::ExpertsOptions o = SmallExperts();
+  o.overflow = nn::ExpertOverflow::kError;
+  Session train = Train(mean(nn::Experts(model.scope() / "f", x, o).y), Sgd{}, {});
+  refuse(
+      "nn::Experts 'f' at experts_test.cc:\\d+.*: expert \\d is chosen \\d times in pool \\d but has room "
+      "for 3",
+      [&] {
+        train.Run({{"x", Floats(1, kShape)}}).Wait();
+      });
+}
+
+// As moe has saved them since its first version.
+TEST(Experts, HaveTheWeightsOfOldCheckpoints) {
+  Model model(ExpertMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", kShape, DType::kFloat32);
+  Session train = Train(mean(nn::Experts(model.scope() / "experts", x, SmallExperts()).y), Sgd{}, {});
+  std::map<std::string, Dims> weights;
+  for (const std::string& name : model.Variables())
+    if (name.find(':') == std::string::npos) weights[name] = model.Read(name).shape;
+  EXPECT_EQ(weights, (std::map<std::string, Dims>{{"experts/gate", {kWidth, kExperts}},
+                                                  {"experts/up", {kExperts, kWidth, kInner}},
+                                                  {"experts/down", {kExperts, kInner, kWidth}}}));
+}
+
+}  // namespace
+}  // namespace oneflow_like
