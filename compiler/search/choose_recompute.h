@@ -24,6 +24,7 @@ class RecomputeSearch {
  public:
   // For regions of `graph`, lowered and fused, with Recompute::kAuto. `beside`: CandidatePool's.
   RecomputeSearch(Graph graph, CompileOptions options, BytesBeside beside = {});
+  RecomputeSearch(const RecomputeSearch&) = delete;
 
   const std::vector<std::string>& regions() const { return pool_.regions(); }
   // Where all regions do the same.

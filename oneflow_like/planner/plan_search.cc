@@ -176,7 +176,7 @@ double HopeOf(const TrialPool& pool, bool cuts, const std::vector<const TrialEnt
 // What is left open in each candidate is searched for in those that may hope for most: in few, or in many of
 // which a step has few acts.
 void SearchOpen(const PlanSpace& space, TrialPool* pool) {
-  constexpr int64_t kActs = 10'000;
+  constexpr int64_t kActs = 1000;
   constexpr double kNoHope = 1.2;  // times the best, of what fits without a search
   constexpr size_t kMany = 24;
   const bool waits = space.waits && pool->memory() > 0;  // else nothing needs to be computed again

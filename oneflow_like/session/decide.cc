@@ -14,6 +14,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "oneflow_like/model/blocks.h"
 #include "oneflow_like/session/cut_moves.h"
 #include "oneflow_like/session/cuts_report.h"
+#include "oneflow_like/session/summary.h"
 
 namespace oneflow_like {
 namespace {
@@ -44,18 +46,25 @@ struct Plan {
   VariableCuts cuts;
   WaitChoice waits;
   bool fits = false;
+  std::string beside = {};  // what was compared with it, for people
 };
+
+// What was asked for, with these decisions, after the passes up to `upto`.
+Graph Passed(const Asked& asked, const Decisions& decisions, const CompileOptions& options,
+             const char* upto) {
+  Graph graph = GraphOf(asked, decisions);
+  try {
+    return RunPasses("", upto, std::move(graph), options);
+  } catch (const Error& error) {
+    Fail(asked.who, ": ", error.what());
+  }
+}
 
 RecomputeSearch PlansOf(const Question& q, const StageCuts& stages, const VariableCuts& cuts) {
   Decisions d = q.given;
   d.stages = stages;
   d.cuts = cuts;
-  try {
-    return RecomputeSearch(RunPasses("", kBeforeWaits, GraphOf(q.asked, d), q.options), q.options,
-                           q.budget.beside);
-  } catch (const Error& error) {
-    Fail(q.asked.who, ": ", error.what());
-  }
+  return RecomputeSearch(Passed(q.asked, d, q.options, kBeforeWaits), q.options, q.budget.beside);
 }
 
 bool Fits(const Question& q, const WaitChoice& choice) {
@@ -147,6 +156,13 @@ class Settings {
       if (!s->searched && s->hope < (best ? best->hope : seconds)) best = s.get();
     return best;
   }
+  // The one with most hope beside these cuts; nullptr: none.
+  const Setting* Next(const VariableCuts& cuts) const {
+    const Setting* next = nullptr;
+    for (const auto& s : all_)
+      if (s->cuts != cuts && s->hope < (next ? next->hope : kNever)) next = s.get();
+    return next;
+  }
   const Setting& Smallest() const {
     return **std::min_element(all_.begin(), all_.end(),
                               [](const auto& a, const auto& b) { return a->least.peak() < b->least.peak(); });
@@ -225,6 +241,27 @@ void GoBeside(const Question& q, const CutMoves& moves, Settings* settings, std:
   }
 }
 
+// "... the next best is estimated to take 1.3 % longer: it has block*/mlp/up whole"
+std::string NextText(const Plan& best, size_t settings, const Setting& next) {
+  constexpr size_t kShown = 3;
+  std::set<std::string> differ;
+  for (const auto& [weight, cut] : next.cuts)
+    if (const auto mine = best.cuts.find(weight); mine == best.cuts.end() || mine->second != cut) {
+      const NameInBlock at = InBlock(weight);
+      differ.insert(at.block.empty() ? weight : at.block.substr(0, at.block.size() - 1) + "*" + at.name);
+    }
+  std::erase_if(differ, [](const std::string& name) { return name.find(':') != std::string::npos; });
+  std::string names;
+  size_t shown = 0;
+  for (const std::string& name : differ)
+    if (shown++ < kShown) names += Cat(names.empty() ? "" : ", ", name);
+  if (differ.size() > kShown) names += Cat(" and ", differ.size() - kShown, " more");
+  const double longer = next.hope / best.waits.seconds - 1;
+  return Cat("of ", settings, " choices of cuts that were compiled the next best is estimated to take ",
+             PercentText(std::abs(longer), 1), longer < 0 ? " less" : " longer", "; it cuts ", names,
+             " otherwise\n");
+}
+
 Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
   const VariableCuts cuts = moves->At(0);
   std::optional<Plan> best;
@@ -239,7 +276,9 @@ Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
   SearchHopeful(q, &settings, &best);
   if (best && best->fits && !q.large && q.budget.bytes > 0) GoBeside(q, *moves, &settings, &best);
   *tried = static_cast<int>(settings.size());
-  return best && best->fits ? *best : Within(q, settings.Smallest().cuts);
+  if (!best || !best->fits) return Within(q, settings.Smallest().cuts);
+  if (const Setting* next = settings.Next(best->cuts)) best->beside = NextText(*best, settings.size(), *next);
+  return *best;
 }
 
 // What a plan that was given says of this session.
@@ -295,16 +334,15 @@ Decided Decide(const Asked& asked, const Budget& budget) {
   Decided decided;
   const std::string text =
       FromProcessZero(asked.model().options.job.get(), Cat("the plan of session ", asked.options.name), [&] {
-        Graph whole = GraphOf(asked, given);
-        const CompileOptions options = CompileOptionsOf(asked, whole);
+        const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, given));
         Question q{asked, budget, options, given};
         std::shared_ptr<CutMoves> moves;
         if (budget.cuts || asked.training) {
-          Graph placed = RunPasses("", kBeforeCuts, std::move(whole), options);
-          constexpr size_t kNodes = 20'000;
+          Graph placed = Passed(asked, given, options, kBeforeCuts);
+          constexpr size_t kNodes = 10'000;
           q.beside = std::min(kMostSettings, kNodes / std::max(1, placed.num_nodes()));
-          q.large = (budget.bytes > 0 && budget.waits && budget.cuts) || IsLarge(placed);
-          if (q.large) CheckVariables(asked, budget, placed, options);
+          q.large = IsLarge(placed);
+          if (q.large || (budget.waits && budget.cuts)) CheckVariables(asked, budget, placed, options);
           if (budget.cuts) moves = std::make_shared<CutMoves>(asked.model(), std::move(placed), options);
         }
         const Plan plan = moves ? WithCuts(q, moves.get(), &decided.tried) : Within(q, {});
@@ -313,7 +351,7 @@ Decided Decide(const Asked& asked, const Budget& budget) {
         decided.decisions.cuts = plan.cuts;
         decided.decisions.waits = plan.waits.waits;
         if (moves) {
-          decided.cuts_text = CutsText(asked.model(), &moves->search(), plan.cuts);
+          decided.cuts_text = CutsText(asked.model(), &moves->search(), plan.cuts) + plan.beside;
           decided.cut_reasons = [&model = asked.model(), moves, cuts = plan.cuts] {
             return CutReasons(model, moves->search(), cuts);
           };
