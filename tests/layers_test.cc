@@ -55,7 +55,7 @@ const std::map<std::string, std::string> kRoomOfHeader = {
     {"updates.h", "model"},        {"build_id.h", "job"},        {"checkpoint.h", "checkpoint"},
     {"session.h", "session"},      {"simulate.h", "simulate"},   {"calibrate.h", "simulate"},
     {"plan_search.h", "planner"},  {"metrics.h", "launch"},      {"launcher.h", "launch"},
-    {"interruptions.h", "launch"}, {"oneflow_like.h", "launch"},
+    {"interruptions.h", "launch"}, {"oneflow_like.h", "launch"}, {"experts.h", "model"},
 };
 
 // The room of a path in this layer, empty for none.

@@ -79,21 +79,21 @@ constexpr int kChainRounds = 3;  // of it in each round
 constexpr std::chrono::milliseconds kSettle{500}, kLongestSettle{4000};
 
 // How its kernels run.
-struct Setting {
+struct ProbeSetting {
   int workers = 1;         // ranks, of all processes together
   int kernel_threads = 1;  // of each
   bool tensor = false;     // tensor parallelism in place of data parallelism
 };
 
 // A rank for each core, or process: every other model by tensor parallelism, where its heads allow that.
-Setting CrowdedSetting(int model, int ranks) {
+ProbeSetting CrowdedSetting(int model, int ranks) {
   return {.workers = ranks, .tensor = model % 2 == 1 && kShapes[model].heads % ranks == 0};
 }
 
 class Probe {
  public:
   // With a job its processes share the workers.
-  Probe(const Shape& shape, const Setting& setting, DType dtype, bool crowded,
+  Probe(const Shape& shape, const ProbeSetting& setting, DType dtype, bool crowded,
         const std::shared_ptr<Job>& job = nullptr)
       : setting_(setting), crowded_(crowded) {
     ModelOptions options;
@@ -225,7 +225,7 @@ class Probe {
         }
   }
 
-  const Setting setting_;
+  const ProbeSetting setting_;
   const bool crowded_;
   std::optional<Model> model_;
   std::optional<Session> session_;
@@ -322,7 +322,7 @@ void MeasureProcesses(const CalibrateOptions& options, Machine* machine) {
   const bool first = options.job->process() == 0;
   std::vector<std::unique_ptr<Probe>> threads, apart;
   for (int model = 0; model < std::min(options.models, 2); ++model) {
-    const Setting setting = CrowdedSetting(model, processes);
+    const ProbeSetting setting = CrowdedSetting(model, processes);
     if (first) threads.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true));
     apart.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true, options.job));
   }
@@ -370,7 +370,7 @@ void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<Kernel
     std::vector<std::unique_ptr<Probe>> probes;
     for (const Shape& shape : std::span(kShapes).first(options.models))
       for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-        probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
+        probes.push_back(std::make_unique<Probe>(shape, ProbeSetting{1, threads}, dtype, false));
     for (size_t i = 0; i < probes.size(); ++i) {
       Tell(options, Cat("kernels on ", threads, " threads: model ", i + 1, " of ", probes.size()));
       const auto begin = std::chrono::steady_clock::now();
@@ -393,7 +393,7 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
   std::vector<std::unique_ptr<Probe>> probes;
   for (int model = 0; model < options.models; ++model)
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      probes.push_back(std::make_unique<Probe>(kShapes[model], Setting(), dtype, false));
+      probes.push_back(std::make_unique<Probe>(kShapes[model], ProbeSetting(), dtype, false));
       if (cores > 1)
         probes.push_back(std::make_unique<Probe>(kShapes[model], CrowdedSetting(model, cores), dtype, true));
     }

@@ -246,6 +246,7 @@ TEST_F(CudaRuntime, TheProfileSaysWhatWasRefused) {
   const std::string text = ToText(profile, "train");
   EXPECT_NE(text.find("SLOWER THAN IT COULD BE"), std::string::npos) << text;
   EXPECT_NE(text.find("epilogues of products that cuBLASLt refused"), std::string::npos) << text;
+  EXPECT_NE(session.ProfileText().find(" of them on plain cores\n"), std::string::npos);
 }
 
 TEST_F(CudaRuntime, ManyMicroBatchesReplayGraphs) {
