@@ -18,7 +18,7 @@ DEFINE_string(size, "tiny", "tiny, 160m, 1b or 8b; mixtral_tiny, qwen_moe_tiny, 
 DEFINE_int64(layers, 0, "Transformer blocks; 0: as --size");
 DEFINE_bool(tied, false, "output reads the embedding's table");
 DEFINE_bool(qkv_bias, false, "as Qwen 2 has");
-DEFINE_double(capacity, 1.25, "of experts in training, in even shares; 0: for every token");
+DEFINE_double(capacity, 1.25, "of experts; 0: for every token");
 
 namespace oneflow_like {
 namespace {

@@ -18,8 +18,6 @@ DEFINE_int64(top_k, 2, "experts that a token uses");
 DEFINE_double(capacity, 1.25, "of experts, in even shares");
 DEFINE_int64(shared, 0, "experts that every token uses");
 DEFINE_double(balance, 0.01, "loss that spreads tokens");
-DEFINE_double(bias_balance, 0, "step of a bias that spreads tokens");
-DEFINE_string(expert_axis, "ep", "mesh axis that cuts experts: ep or dp");
 
 namespace oneflow_like {
 namespace {
@@ -36,9 +34,6 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
          " of --experts");
   CheckRange<int64_t>("--shared", FLAGS_shared, 0, 1 << 16);
   CheckRange("--balance", FLAGS_balance, 0.0, 1e30);
-  CheckRange("--bias_balance", FLAGS_bias_balance, 0.0, 1e30);
-  if (FLAGS_expert_axis != "ep" && FLAGS_expert_axis != "dp")
-    Fail("--expert_axis=", FLAGS_expert_axis, ": must be ep or dp");
   if (!(FLAGS_capacity > 0 && FLAGS_capacity <= 1e6))
     Fail("--capacity is ", FLAGS_capacity, ", must be more than 0, at most 1e6");
   if (!sequence.empty()) Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
@@ -52,9 +47,7 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
                             .inner = 2 * FLAGS_width,
                             .shared = FLAGS_shared,
                             .capacity = FLAGS_capacity,
-                            .balance = FLAGS_balance,
-                            .bias_balance = FLAGS_bias_balance,
-                            .axis = FLAGS_expert_axis};
+                            .balance = FLAGS_balance};
   CheckMoe(config, mesh);
   return {.logits = [config](Scope scope, Tensor tokens, Tensor,
                              bool) { return MoeLogits(std::move(scope), tokens, config); },

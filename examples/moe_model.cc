@@ -5,7 +5,7 @@
 namespace oneflow_like {
 namespace {
 
-nn::ExpertsOptions OptionsOf(const MoeConfig& c, const Initializer& small) {
+nn::ExpertsOptions OptionsOf(const MoeConfig& c, const Mesh& mesh, const Initializer& small) {
   nn::ExpertsOptions o;
   o.experts = c.experts;
   o.inner = c.inner;
@@ -14,8 +14,7 @@ nn::ExpertsOptions OptionsOf(const MoeConfig& c, const Initializer& small) {
   o.order = nn::ExpertOrder::kChoice;
   o.shared = c.shared;
   o.aux_loss = c.balance;
-  o.bias_balance = c.bias_balance;
-  o.ep = c.axis;
+  o.ep = mesh.FindAxis("ep") >= 0 ? "ep" : "dp";
   o.init = Normal(0.02);
   o.out_init = small;
   return o;
@@ -56,7 +55,7 @@ Tensor MoeLogits(Scope scope, Tensor tokens, const MoeConfig& c, Tensor* balance
   const Scope first = scope.Stage("pp", 0);
   Tensor table = first.Weight("embedding", shape, init, {{"tp", S(0)}});
   Tensor place = first.Weight("positions", {c.context, c.width}, init);
-  const nn::ExpertsOptions experts = OptionsOf(c, small);
+  const nn::ExpertsOptions experts = OptionsOf(c, scope.mesh(), small);
   std::vector<Tensor> spread;
   Tensor x = embedding(table, tokens) + slice(place, 0, 0, positions);
   x = nn::layers(scope, x, c.layers, [&](Scope s, Tensor y, int64_t) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "oneflow_like/oneflow_like.h"
 
@@ -16,19 +15,17 @@ struct MoeConfig {
   // An expert takes at most capacity * top_k * context / experts tokens of a sequence, rounded up: first
   // choices before second ones, each in the order of tokens. The others pass it by.
   double capacity = 1.25;
-  double balance = 0.01;    // weight of the loss that spreads tokens over experts (Fedus et al. 2022)
-  double bias_balance = 0;  // step of the bias that does, too (nn::ExpertsOptions)
-  std::string axis = "ep";  // mesh axis that cuts the experts; may be dp
+  double balance = 0.01;  // weight of the loss that spreads tokens over experts (Fedus et al. 2022)
 };
 
 // Throws Error when the numbers contradict each other or the mesh, which has axes dp, tp and pp, and may have
 // ep.
 void CheckMoe(const MoeConfig& config, const Mesh& mesh);
 
-// tokens i32[batch s] -> logits f32[batch s vocabulary]. Experts are cut over mesh axis `axis` and their
-// inner axis over tp, heads and the table's rows over tp, blocks are spread over pp. `balance`, where not
-// nullptr, gets the sum over the blocks of the weighted loss that spreads tokens, f32[]; undefined where its
-// weight is 0.
+// tokens i32[batch s] -> logits f32[batch s vocabulary]. Experts are cut over mesh axis ep, where there
+// is none over dp, and their inner axis over tp, heads and the table's rows over tp, blocks are spread over
+// pp. `balance`, where not nullptr, gets the sum over the blocks of the weighted loss that spreads tokens,
+// f32[]; undefined where its weight is 0.
 Tensor MoeLogits(Scope scope, Tensor tokens, const MoeConfig& config, Tensor* balance = nullptr);
 
 // The mean cross entropy plus that loss; targets i32[batch s], a negative one counts as loss 0.

@@ -51,11 +51,11 @@ const std::map<std::string, std::vector<std::string>> kRooms = {
 };
 // The rooms of the public headers, which stand in oneflow_like/ itself.
 const std::map<std::string, std::string> kRoomOfHeader = {
-    {"weight.h", "model"},         {"model.h", "model"},         {"nn.h", "model"},
-    {"updates.h", "model"},        {"build_id.h", "job"},        {"checkpoint.h", "checkpoint"},
-    {"session.h", "session"},      {"simulate.h", "simulate"},   {"calibrate.h", "simulate"},
-    {"plan_search.h", "planner"},  {"metrics.h", "launch"},      {"launcher.h", "launch"},
-    {"interruptions.h", "launch"}, {"oneflow_like.h", "launch"}, {"experts.h", "model"},
+    {"weight.h", "model"},          {"model.h", "model"},          {"nn.h", "model"},
+    {"experts.h", "model"},         {"updates.h", "model"},        {"build_id.h", "job"},
+    {"checkpoint.h", "checkpoint"}, {"session.h", "session"},      {"simulate.h", "simulate"},
+    {"calibrate.h", "simulate"},    {"plan_search.h", "planner"},  {"metrics.h", "launch"},
+    {"launcher.h", "launch"},       {"interruptions.h", "launch"}, {"oneflow_like.h", "launch"},
 };
 
 // The room of a path in this layer, empty for none.

@@ -232,7 +232,7 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
     for (std::vector<int> wave; pool.tried().size() < most && !(wave = NextWave(&pool, most)).empty();)
       pool.Try(wave);
     SearchOpen(space, &pool);
-    if (pool.BestSeconds() == 0) TrySmallest(&pool, most);
+    if (pool.BestSeconds() == 0) TrySmallest(&pool, pool.tried().size() + most);
     if (pool.BestSeconds() == 0) Refuse(space, pool);
     PlanSearchResult result = ResultOf(&pool);
     result.candidates = candidates;

@@ -25,7 +25,7 @@ DEFINE_double(lr, 1e-3, "learning rate at its highest");
 DEFINE_int64(warmup, 20, "steps of rise; then a cosine");
 DEFINE_int64(schedule_steps, 0, "of the cosine; 0: --steps");
 DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
-DEFINE_double(average, 0, "decay of weights' averages; 0: none");
+DEFINE_double(average, 0, "decay of averages; 0: none");
 DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b, gpipe, interleaved, zero_bubble");
 DEFINE_int32(virtual_stages, 1, "rounds over the stages");

@@ -222,6 +222,10 @@ std::vector<Kind> KindsOfSecondOrderOfAttention() {
   };
 }
 
+// Rows of x to experts, of which some have room for fewer rows than choose them; and a weight of each row.
+Routes RoutesOf(const Inputs& in) { return route(reshape(in.target, {1, kRows, 1}), kColumns, 2); }
+Tensor FirstColumn(Tensor x) { return reshape(slice(tanh(x), 1, 0, 1), {1, kRows, 1}); }
+
 std::vector<Kind> KindsOfSecondOrder() {
   return {
       Back([](Tensor x) { return tanh(x); }),
@@ -292,6 +296,11 @@ std::vector<Kind> KindsOfSecondOrder() {
                  Tensor y = grouped_matmul(x, w[0], Number(x, {2}, 1));
                  return x * sum(tanh(PassedBack(y, tanh(x))[1]));
                }),
+      Indexed([](Tensor x, const Inputs& in) {
+        const Routes routes = RoutesOf(in);
+        Tensor there = take_rows(unsqueeze(x, 0), routes, FirstColumn(x));
+        return x * sum(tanh(PassedBack(there, tanh(there)).back()));
+      }),
   };
 }
 
@@ -311,6 +320,11 @@ std::vector<Kind> KindsThatChoose() {
       Indexed([](Tensor x, const Inputs& in) { return take(x, 0, in.target); }),
       Indexed([](Tensor x, const Inputs& in) { return take_along_axis(x, Everywhere(in.target), 1); }),
       Indexed([](Tensor x, const Inputs& in) { return index_add(x, 0, in.target, tanh(x)); }),
+      Indexed([](Tensor x, const Inputs& in) {
+        const Routes routes = RoutesOf(in);
+        Tensor there = take_rows(unsqueeze(x, 0), routes);
+        return reshape(return_rows(tanh(there), routes, FirstColumn(x)), kShape);
+      }),
       Indexed([](Tensor x, const Inputs& in) { return scatter_add(x, 1, Everywhere(in.target), tanh(x)); }),
       Indexed([](Tensor x, const Inputs& in) { return index_max(x, 0, in.target, tanh(x)); }),
       Unary([](Tensor x) { return whole_batch(tanh(x), 1); }),

@@ -199,7 +199,7 @@ TEST_F(CliTest, KeepsAPlan) {
   };
   const std::string file = folder_ + "/plan", save = folder_ + "/run", again = "--plan=" + file;
   const std::vector<std::string> search = {"--auto_mesh=4", "--auto", "--recompute=auto",
-                                           "--memory_budget=60000"};
+                                           "--memory_budget=400000"};
   std::vector<std::string> first = search;
   first.insert(first.end(), {"--save_plan=" + file, "--dry_run"});
   const Outcome found = Gpt(first), repeated = Gpt({again, "--dry_run"});
@@ -1103,7 +1103,7 @@ TEST_F(ProcessesCliTest, LlamaLearnsOnAnyMeshAndGoesOnFromWhatItLeft) {
   EXPECT_LT(LossesOf(log)[0], one[0] - 0.05) << "it begins with what was learnt";
   ExpectError(Run("llama", {"--load_hf=" + hf, "--size=8b"}), {"--size", "--load_hf=", "how large"});
   ExpectError(Run("llama", {"--load_hf=" + hf, "--context=17"}), {"--context=17", "16 positions"});
-  ExpectError(Run("llama", {"--size=2b"}), {"--size=2b", "tiny, 160m, 1b or 8b"});
+  ExpectError(Run("llama", {"--size=2b"}), {"--size=2b", "tiny, 160m, 1b, 8b, mixtral_tiny"});
   ExpectError(Run("llama", {"--mesh=cpu:pp=5"}), {"pp has 5 stages", "4 layers"});
 }
 

@@ -161,6 +161,8 @@ const std::vector<PlannedProgram> kPlanned = {
     {"vit", {"--batch=48", "--layers=2", "--dtype=fp16"}},
     {"dlrm", {"--batch=8192"}},
     {"moe", {"--batch=8", "--dtype=fp16", "--text="}},
+    {"moe", {"--experts=64", "--layers=2", "--width=256", "--context=256", "--batch=4", "--text="}},
+    {"llama", {"--size=mixtral_tiny", "--batch=8", "--context=128", "--text=", "--sample_tokens=0"}},
     {"bert", {"--batch=32", "--layers=2", "--dtype=fp16", "--text="}},
     {"insightface", {"--batch=64", "--dtype=fp16"}},
     {"unet", {"--batch=32", "--dtype=fp16"}},

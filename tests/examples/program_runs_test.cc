@@ -59,7 +59,6 @@ const std::vector<SmallProgram> kPrograms = {
       {"--heads=3", "heads is 3"},
       {"--capacity=0", "more than 0"},
       {"--shared=-1", "--shared is -1"},
-      {"--expert_axis=tp", "must be ep or dp"},
       {"--sequence_parallel", "sequences cannot be cut"},
       {"--load_hf=a", "Hugging Face"},
       {"--mesh=cpu:xp=2", "xp"}},

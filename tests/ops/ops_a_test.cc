@@ -496,15 +496,17 @@ TEST(Constant, FullOfEveryType) {
 // --- The catalog ---------------------------------------------------------------------------------
 
 TEST(CatalogTest, EveryEntryRefusesOperandsThatItDoesNotTake) {
-  // Sums and loops take any number; updates have operands that may be missing, bags their weights, sums by
-  // index what they are added to.
+  // Sums and loops take any number; updates have operands that may be missing, bags and rows of experts their
+  // weights, sums by index what they are added to.
   const std::set<std::string> others = {"add_n",         "concat",
                                         "fused",         "adam",
                                         "adamw",         "sgd",
                                         "sgd_plain",     "sgd_rows",
                                         "adagrad_rows",  "add_squares_to_rows",
                                         "embedding_bag", "embedding_bag_grad",
-                                        "index_sum",     "scatter_sum"};
+                                        "index_sum",     "scatter_sum",
+                                        "route",         "take_rows",
+                                        "return_rows"};
   for (const std::string& name : BuiltinCatalog().names()) {
     const OpDef& def = BuiltinCatalog().Get(name);
     for (const Sample& sample : def.samples) {
