@@ -139,7 +139,11 @@ void TrySmallest(TrialPool* pool_of, size_t compiled) {
 
 [[noreturn]] void Refuse(const PlanSpace& space, const TrialPool& pool) {
   const TrialEntry* least = pool.Smallest();
-  if (!least) Fail("no plan can be built: ", pool.entries()[pool.tried().front()].trial.why);
+  if (!least) {
+    const auto built = std::find_if(pool.tried().begin(), pool.tried().end(),
+                                    [&](int t) { return pool.entries()[t].estimated_seconds > 0; });
+    Fail("no plan can be built: ", pool.entries()[*built].trial.why);
+  }
   Fail("no plan of ", space.devices, " devices fits: the smallest found, ", least->trial.plan.str(),
        ", needs ", BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
        BytesText(static_cast<double>(least->trial.bytes - pool.memory())), " more than the ",
