@@ -29,17 +29,16 @@ SavedPlan PlanIn(const std::string& text, const std::string& where) {
   }
 }
 
-// "cpu:dp=2,tp=1" agrees with "cpu:tp=1,dp=2,pp=1": axes that one lacks have extent 1.
-bool Agree(const Mesh& a, const Mesh& b) {
-  const auto covers = [](const Mesh& a, const Mesh& b) {
-    for (int axis = 0; axis < a.rank(); ++axis) {
-      const int there = b.FindAxis(a.axis_name(axis));
-      if (a.axis_size(axis) != (there < 0 ? 1 : b.axis_size(there))) return false;
-    }
-    return true;
-  };
-  return a.kind() == b.kind() && covers(a, b) && covers(b, a);
+// Whether each axis of `a` has in `b` the same extent; an axis that `b` lacks has extent 1.
+bool Covers(const Mesh& a, const Mesh& b) {
+  for (int axis = 0; axis < a.rank(); ++axis) {
+    const int there = b.FindAxis(a.axis_name(axis));
+    if (a.axis_size(axis) != (there < 0 ? 1 : b.axis_size(there))) return false;
+  }
+  return a.kind() == b.kind();
 }
+
+bool Agree(const Mesh& a, const Mesh& b) { return Covers(a, b) && Covers(b, a); }
 
 // The flag that says something else than a plan; empty: none.
 std::string Contradiction(const Decisions& d, const std::string& where) {
@@ -50,8 +49,11 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   };
   if (!FLAGS_mesh.empty()) {
     const Mesh given = Mesh::Parse(FLAGS_mesh);
-    const bool whole = FLAGS_mesh.find(':') != std::string::npos && FLAGS_auto_mesh == 0;
-    if (whole ? !Agree(given, d.mesh) : given.kind() != d.mesh.kind()) return sentence("mesh", d.mesh.str());
+    const bool axes = FLAGS_mesh.find(':') != std::string::npos;  // a search keeps those that are given
+    const bool agrees = !axes                 ? given.kind() == d.mesh.kind()
+                        : FLAGS_auto_mesh > 0 ? Covers(given, d.mesh)
+                                              : Agree(given, d.mesh);
+    if (!agrees) return sentence("mesh", d.mesh.str());
   }
   const std::pair<const char*, std::string> said[] = {
       {"micro_batches", Cat(d.micro_batches)},
@@ -63,7 +65,8 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
       {"stages", "auto"}};
   for (const auto& [flag, value] : said) {
     gflags::CommandLineFlagInfo info;
-    if (gflags::GetCommandLineFlagInfo(flag, &info) && !info.is_default && info.current_value != value)
+    if (gflags::GetCommandLineFlagInfo(flag, &info) && !info.is_default && info.current_value != value &&
+        info.current_value != "auto")  // which contradicts no choice
       return sentence(flag, value);
   }
   return "";
