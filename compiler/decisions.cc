@@ -163,14 +163,16 @@ std::string ToText(const SavedPlan& plan) {
   }
   for (const auto& [name, how] : d.waits) text += Cat("wait ", Name(how), " ", Quoted(name), "\n");
   for (const auto& [name, cut] : d.cuts) text += Cat("weight ", ToText(d.mesh, cut), " ", Quoted(name), "\n");
-  return text;
+  return text + "end\n";
 }
 
 SavedPlan ParseSavedPlan(const std::string& text) {
   SavedPlan plan;
   std::set<std::string_view> seen;  // of those that are there once
   int number = 0;
+  bool ended = false;
   std::string_view rest = text;
+  if (text.empty()) Fail("it is empty");
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
     if (end == std::string_view::npos) Fail("line ", number + 1, " does not end");
@@ -178,8 +180,13 @@ SavedPlan ParseSavedPlan(const std::string& text) {
     rest.remove_prefix(end + 1);
     ++number;
     try {
+      if (line.empty()) Fail("it is empty");
+      if (line.back() == '\r') Fail("it ends with a carriage return; lines end with a newline alone");
+      if (ended) Fail("the plan has ended before it");
       if (number == 1 && line != kFirstLine) Fail("the text does not begin with \"", kFirstLine, "\"");
       if (number == 1) continue;
+      ended = line == "end";
+      if (ended) continue;
       const std::string_view what = FirstWord(line).first;
       if (what != "blocks" && what != "wait" && what != "weight" && !seen.insert(what).second)
         Fail("'", what, "' is there twice");
@@ -188,6 +195,7 @@ SavedPlan ParseSavedPlan(const std::string& text) {
       Fail("line ", number, ": ", error.what());
     }
   }
+  if (!ended) Fail("the plan lacks its last line 'end'");
   for (const char* what : {"model", "machine", "mesh", "micro_batches", "schedule", "virtual_stages", "zero",
                            "recompute", "sequence_parallel"})
     if (seen.count(what) == 0) Fail("the plan lacks its line '", what, "'");

@@ -40,6 +40,7 @@ int64_t DropRepeated(const PlanEstimator& estimator, std::vector<PlanCandidate>*
 int64_t EstimateAll(const PlanSpace& space, PlanEstimator& estimator, TrialPool* pool_of) {
   TrialPool& pool = *pool_of;
   int64_t number = 0;
+  const size_t first = pool.entries().size();
   // The number of blocks is the model's, on any mesh.
   PlanCandidate any;
   const auto tp = space.extents.find("tp");
@@ -57,7 +58,7 @@ int64_t EstimateAll(const PlanSpace& space, PlanEstimator& estimator, TrialPool*
   for (auto& [extent, some] : by_tp) {
     // Where a larger tp leaves as much to each rank, it still leaves less for dp to exchange if all of it is
     // whole, which is a choice where cuts are open.
-    if (!pool.entries().empty() && !space.cuts && estimator.Exhausted()) break;
+    if (pool.entries().size() > first && !space.cuts && estimator.Exhausted()) break;
     estimator.Prepare(some);
     number -= std::ssize(some);
     number += DropRepeated(estimator, &some);
@@ -73,8 +74,8 @@ int64_t EstimateAll(const PlanSpace& space, PlanEstimator& estimator, TrialPool*
     }
     if (best > 0 && fastest > kTooFar * best) break;  // and more so with a larger tp
   }
-  if (pool.entries().empty()) Fail("no plan can be built: ", estimator.why_not());
-  pool.SortByEstimate();
+  if (pool.entries().size() == first) Fail("no plan can be built: ", estimator.why_not());
+  pool.SortByEstimate(first);
   VLOG(1) << "plans: " << pool.entries().size() << " candidates are estimated";
   return number;
 }
@@ -150,6 +151,8 @@ void TrySmallest(TrialPool* pool_of, size_t compiled) {
        BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller batch");
 }
 
+bool HasOpenCuts(const PlanCandidate& candidate) { return candidate.open_cuts || !candidate.cuts.empty(); }
+
 // A candidate, whatever is computed again and cut.
 std::string KeyOf(PlanCandidate candidate) {
   candidate.recompute = Recompute::kNone;
@@ -189,7 +192,8 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
   std::map<std::string, std::vector<const TrialEntry*>> alike;
   for (TrialEntry& entry : pool->entries()) {
     if (!entry.tried) pool->Correct(&entry);
-    if (entry.trial.why.empty()) alike[KeyOf(entry.trial.plan)].push_back(&entry);
+    if (entry.trial.why.empty() && HasOpenCuts(entry.trial.plan) == space.cuts)
+      alike[KeyOf(entry.trial.plan)].push_back(&entry);
   }
   std::vector<std::tuple<double, int64_t, PlanCandidate>> order;
   for (const auto& [key, entries] : alike) {
@@ -218,6 +222,19 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
   }
 }
 
+// Tries the most promising candidates of a space, at most until so many have been tried. Returns how many
+// candidates there are.
+int64_t SearchIn(const PlanSpace& space, const Machine& machine, const BuildPlan& build, size_t most,
+                 TrialPool* pool) {
+  PlanEstimator estimator(space, machine, build);
+  const int64_t candidates = EstimateAll(space, estimator, pool);
+  if (const double least = estimator.LeastVariables(); !pool->Fits(least)) RefuseAll(space, *pool, least);
+  for (std::vector<int> wave; pool->tried().size() < most && !(wave = NextWave(pool, most)).empty();)
+    pool->Try(wave);
+  SearchOpen(space, pool);
+  return candidates;
+}
+
 }  // namespace
 
 PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
@@ -226,16 +243,15 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
   CheckRange<int64_t>("PlanSearchOptions::memory", options.memory, 0, int64_t{1} << 60);
   const auto search = [&] {
     RequireDevices(machine, space.devices);
-    PlanEstimator estimator(space, machine, build);
     TrialPool pool(
         machine, build,
         options.memory > 0 ? options.memory : static_cast<int64_t>(std::min(machine.memory_bytes, 0x1p60)));
-    const int64_t candidates = EstimateAll(space, estimator, &pool);
-    if (const double least = estimator.LeastVariables(); !pool.Fits(least)) RefuseAll(space, pool, least);
     const auto most = static_cast<size_t>(options.compiled);
-    for (std::vector<int> wave; pool.tried().size() < most && !(wave = NextWave(&pool, most)).empty();)
-      pool.Try(wave);
-    SearchOpen(space, &pool);
+    // First with the cuts that the model is annotated with, so that what is open never makes a plan slower.
+    PlanSpace annotated = space;
+    annotated.cuts = false;
+    int64_t candidates = SearchIn(annotated, machine, build, most, &pool);
+    if (space.cuts) candidates += SearchIn(space, machine, build, pool.tried().size() + most, &pool);
     if (pool.BestSeconds() == 0) TrySmallest(&pool, pool.tried().size() + most);
     if (pool.BestSeconds() == 0) Refuse(space, pool);
     PlanSearchResult result = ResultOf(&pool);

@@ -25,7 +25,8 @@ int Likeness(const TrialEntry& a, const TrialEntry& b) {
   return 2 * (tp == tp2) + 2 * (pp == pp2) + (dp == dp2) + 2 * (x.zero == y.zero) +
          3 * (x.schedule == y.schedule) + (x.virtual_stages == y.virtual_stages) +
          2 * (x.recompute == y.recompute) + (x.sequence_parallel == y.sequence_parallel) +
-         (x.micro_batches == y.micro_batches) + 2 * (a.order == b.order);
+         (x.micro_batches == y.micro_batches) + 2 * (a.order == b.order) +
+         2 * ((x.open_cuts || !x.cuts.empty()) == (y.open_cuts || !y.cuts.empty()));
 }
 
 }  // namespace
@@ -46,8 +47,8 @@ const TrialEntry& TrialPool::Add(std::vector<PlanTrial> estimates) {
   return entries_[first];
 }
 
-void TrialPool::SortByEstimate() {
-  std::stable_sort(entries_.begin(), entries_.end(),
+void TrialPool::SortByEstimate(size_t first) {
+  std::stable_sort(entries_.begin() + static_cast<std::ptrdiff_t>(first), entries_.end(),
                    [](const TrialEntry& a, const TrialEntry& b) { return a.better(b); });
 }
 

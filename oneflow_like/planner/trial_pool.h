@@ -39,7 +39,7 @@ class TrialPool {
 
   // Adds a candidate, on several orders of its axes, the fastest first. Returns that one.
   const TrialEntry& Add(std::vector<PlanTrial> estimates);
-  void SortByEstimate();
+  void SortByEstimate(size_t first);  // those from this one on, of which none is tried yet
   // Compiles and simulates entries, side by side unless they are large.
   void Try(const std::vector<int>& numbers);
   // The same of a candidate that leaves something open; the entry says what was decided.

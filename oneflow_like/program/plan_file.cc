@@ -3,9 +3,11 @@
 #include <gflags/gflags.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <utility>
+#include <vector>
 
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/data/files.h"
@@ -15,7 +17,8 @@
 
 DECLARE_bool(auto);
 DECLARE_int32(auto_mesh);
-DECLARE_string(mesh);  // of the launcher
+DECLARE_int64(memory_budget);  // of the launcher
+DECLARE_string(mesh);          // of the launcher
 DECLARE_string(recompute);
 
 namespace oneflow_like {
@@ -29,16 +32,22 @@ SavedPlan PlanIn(const std::string& text, const std::string& where) {
   }
 }
 
-// Whether each axis of `a` has in `b` the same extent; an axis that `b` lacks has extent 1.
-bool Covers(const Mesh& a, const Mesh& b) {
-  for (int axis = 0; axis < a.rank(); ++axis) {
-    const int there = b.FindAxis(a.axis_name(axis));
-    if (a.axis_size(axis) != (there < 0 ? 1 : b.axis_size(there))) return false;
-  }
-  return a.kind() == b.kind();
+// Axes of several devices, in the order in which these are numbered.
+std::vector<std::pair<std::string, int>> AxesOf(const Mesh& mesh) {
+  std::vector<std::pair<std::string, int>> axes;
+  for (int a = 0; a < mesh.rank(); ++a)
+    if (mesh.axis_size(a) > 1) axes.push_back({mesh.axis_name(a), mesh.axis_size(a)});
+  return axes;
 }
 
-bool Agree(const Mesh& a, const Mesh& b) { return Covers(a, b) && Covers(b, a); }
+// Whether the axes that were given to a search have these extents in a mesh.
+bool Keeps(const Mesh& mesh, const Mesh& given) {
+  for (int a = 0; a < given.rank(); ++a) {
+    const int there = mesh.FindAxis(given.axis_name(a));
+    if (given.axis_size(a) != (there < 0 ? 1 : mesh.axis_size(there))) return false;
+  }
+  return true;
+}
 
 // The flag that says something else than a plan; empty: none.
 std::string Contradiction(const Decisions& d, const std::string& where) {
@@ -49,10 +58,8 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   };
   if (!FLAGS_mesh.empty()) {
     const Mesh given = Mesh::Parse(FLAGS_mesh);
-    const bool axes = FLAGS_mesh.find(':') != std::string::npos;  // a search keeps those that are given
-    const bool agrees = !axes                 ? given.kind() == d.mesh.kind()
-                        : FLAGS_auto_mesh > 0 ? Covers(given, d.mesh)
-                                              : Agree(given, d.mesh);
+    const bool searched = FLAGS_auto_mesh > 0 && Keeps(d.mesh, given);
+    const bool agrees = given.kind() == d.mesh.kind() && (searched || AxesOf(given) == AxesOf(d.mesh));
     if (!agrees) return sentence("mesh", d.mesh.str());
   }
   const std::pair<const char*, std::string> said[] = {
@@ -66,7 +73,7 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   for (const auto& [flag, value] : said) {
     gflags::CommandLineFlagInfo info;
     if (gflags::GetCommandLineFlagInfo(flag, &info) && !info.is_default && info.current_value != value &&
-        info.current_value != "auto")  // which contradicts no choice
+        info.current_value != "auto")  // which asks for a choice
       return sentence(flag, value);
   }
   return "";
@@ -90,30 +97,38 @@ std::optional<SavedPlan> PlanOfFile() {
 void RequireFlagsAgree(const SavedPlan& plan) {
   const std::string why = Contradiction(plan.decisions, Cat("--plan=", FLAGS_plan));
   if (!why.empty()) Fail(why, "; leave one of the two out");
-  for (const char* search : {"auto", "auto_mesh"})
-    if (IsGiven(search))
-      Fail("--", search, " searches for a plan and --plan=", FLAGS_plan, " is one; leave one out");
+  const char* search = FLAGS_auto                  ? "auto"
+                       : FLAGS_auto_mesh > 0       ? "auto_mesh"
+                       : FLAGS_recompute == "auto" ? "recompute"
+                                                   : nullptr;
+  if (search) Fail("--", search, " searches for a plan and --plan=", FLAGS_plan, " is one; leave one out");
 }
 
+bool SearchesForPlan() { return FLAGS_auto || FLAGS_auto_mesh > 0 || FLAGS_recompute == "auto"; }
+
+std::string PlanState(const std::string& plan) { return Cat(FLAGS_memory_budget, "\n", plan); }
+
 std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
-  const bool searches = FLAGS_auto || FLAGS_auto_mesh > 0 || FLAGS_recompute == "auto";
-  if (FLAGS_plan.empty() && !searches) return {};
-  std::string where = Cat("--plan=", FLAGS_plan);
+  if (FLAGS_plan.empty() && !SearchesForPlan()) return {};
   const std::string text = FromProcessZero(job, "the plan that is given", [&] {
     if (!FLAGS_plan.empty()) return ToText(*PlanOfFile());
     if (!GoesOn(launcher)) return std::string();
     const auto state = CheckpointIndex::Read(BeginningOf(launcher)).state;
     const auto plan = state.find(kPlanState);
-    return plan == state.end() ? std::string() : plan->second;  // none: of an older build
+    return plan == state.end() ? std::string() : plan->second;  // none: it was not searched for
   });
   if (text.empty()) return {};
+  std::string where = Cat("--plan=", FLAGS_plan);
   if (!FLAGS_plan.empty()) return GivenPlan{PlanIn(text, where), where};
   where = Cat("--resume=", FLAGS_resume);
-  GivenPlan plan{PlanIn(text, where), where};
+  const size_t line = text.find('\n');
+  const int64_t budget = std::atoll(text.c_str());  // of that search; 0: any
+  GivenPlan plan{PlanIn(line == std::string::npos ? "" : text.substr(line + 1), where), where};
   const Decisions& d = plan.text.decisions;
-  const bool other =
-      !Contradiction(d, where).empty() || (FLAGS_auto_mesh > 0 && d.mesh.size() != FLAGS_auto_mesh) ||
-      (FLAGS_auto_mesh == 0 && FLAGS_mesh.empty() && !Agree(Mesh::Parse(kTrainingMesh), d.mesh));
+  const bool other = !Contradiction(d, where).empty() ||
+                     (FLAGS_auto_mesh > 0 && d.mesh.size() != FLAGS_auto_mesh) ||
+                     (FLAGS_auto_mesh == 0 && FLAGS_mesh.empty() && d.mesh.size() > 1) ||
+                     (FLAGS_memory_budget > 0 && (budget == 0 || budget > FLAGS_memory_budget));
   launcher.Print(other ? "the plan of the run that goes on is for other flags; another is searched for\n"
                        : "the plan is that of the run that goes on\n");
   if (other) return {};

@@ -10,7 +10,10 @@
 
 namespace oneflow_like {
 
-inline constexpr char kPlanState[] = "plan";  // in checkpoints
+// What checkpoints of a run keep of a plan that was searched for, with the budget it was found within.
+inline constexpr char kPlanState[] = "plan";
+std::string PlanState(const std::string& plan);
+bool SearchesForPlan();  // whether flags ask for a search
 
 // The plan of --plan; nothing without the flag. Throws Error for a file that is none.
 std::optional<SavedPlan> PlanOfFile();

@@ -236,6 +236,19 @@ void RequireFolders(const Launcher& launcher) {
     RequireFolder(launcher, "tensorboard", FLAGS_tensorboard, FLAGS_tensorboard);
 }
 
+// What `make` gives; an Error that it throws names the plan that was given.
+template <typename Make>
+static auto OfPlan(const std::optional<GivenPlan>& given, const Make& make) {
+  try {
+    return make();
+  } catch (const WriteError&) {
+    throw;
+  } catch (const Error& error) {
+    if (!given) throw;
+    Fail(given->where, ": ", error.what());
+  }
+}
+
 int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Program& of_flags) {
   RequireBeginning(launcher);
   RequireSameFiles(of_flags);
@@ -253,16 +266,20 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     plan->Set(&program.model, &program.train);
     if (plan->zero > 0) program.model.zero.axis = FLAGS_zero_axis;
     program.model.plan = *plan;
-    if (program.chosen) program.chosen(mesh, plan->sequence_parallel);
   }
+  const auto chosen = [&] {
+    if (plan && program.chosen) program.chosen(mesh, plan->sequence_parallel);
+    return true;
+  };
+  OfPlan(given, chosen);
   Model model(mesh, program.model);
-  const Tensor loss = program.loss(model);
+  const Tensor loss = OfPlan(given, [&] { return program.loss(model); });
   if (given) RequirePlanFits(launcher, *given, model);
-  Session train = Train(loss, program.optimizer, program.train);
+  Session train = OfPlan(given, [&] { return Train(loss, program.optimizer, program.train); });
   SavedPlan decided = train.Plan();
   decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : CutsSequences();
-  program.state[kPlanState] = ToText(decided);
-  SavePlan(launcher, program.state[kPlanState]);
+  if (plan || SearchesForPlan()) program.state[kPlanState] = PlanState(ToText(decided));
+  SavePlan(launcher, ToText(decided));
   launcher.Print("%s", model.CutsText().c_str());
   if (launcher.explain()) launcher.Print("%s", model.CutReasons().c_str());
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());

@@ -175,6 +175,9 @@ void CheckTrainingFlags(const std::string& samples) {
         "device, or ",
         "--topology, a file that says them");
   if (const std::optional<SavedPlan> plan = PlanOfFile()) RequireFlagsAgree(*plan);
+  for (const auto& [flag, folder] : {std::pair{"save", &FLAGS_save}, {"tensorboard", &FLAGS_tensorboard}})
+    if (!folder->empty() && *folder == FLAGS_save_plan)
+      Fail("--save_plan=", FLAGS_save_plan, " is the folder of --", flag, "; name a file");
   BytesOfBucket();
   ScheduleNamed(FLAGS_schedule);
   LayersOfStages();

@@ -297,8 +297,10 @@ Decisions AsPlanned(const Asked& asked, const Decisions& plan, Decisions given) 
            " stages and rounds, but there are ", sum(blocks), " for ", blocks.size());
     blocks = said->second;
   }
+  for (const auto& [stack, blocks] : plan.stages)
+    if (asked.training && given.stages.count(stack) == 0)
+      Fail(who, " divides blocks from '", stack, "' on, which are not there");
   for (const auto& [weight, cut] : plan.cuts) {
-    if (weight.find(':') != std::string::npos) continue;  // state of a training
     const auto known = asked.model().variables.find(weight);
     if (known == asked.model().variables.end()) Fail(who, " cuts weight '", weight, "', which is not there");
     for (const auto& [entry, sbp] : cut.fixed)
@@ -316,6 +318,7 @@ Decisions AsPlanned(const Asked& asked, const Decisions& plan, Decisions given) 
 }  // namespace
 
 Decided Decide(const Asked& asked, const Budget& budget) {
+  const ModelImpl& model = asked.model();
   Decisions given;
   given.mesh = asked.model().mesh;
   given.micro_batches = asked.options.micro_batches;
@@ -349,6 +352,11 @@ Decided Decide(const Asked& asked, const Budget& budget) {
         decided.decisions = given;
         decided.decisions.stages = plan.stages;
         decided.decisions.cuts = plan.cuts;
+        std::erase_if(decided.decisions.cuts,
+                      [&](const auto& cut) { return model.variables.count(cut.first) == 0; });
+        for (const auto& [name, variable] :
+             model.variables)  // also those that stay whole, whatever code says
+          if (budget.cuts && name.find(':') == std::string::npos) decided.decisions.cuts.try_emplace(name);
         decided.decisions.waits = plan.waits.waits;
         if (moves) {
           decided.cuts_text = CutsText(asked.model(), &moves->search(), plan.cuts) + plan.beside;

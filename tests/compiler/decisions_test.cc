@@ -130,7 +130,13 @@ TEST(Decisions, RefusalsSayTheLine) {
   EXPECT_EQ(error("zero 0\n", "zero 0\nweight dp:P w\n"), "line 9: a weight is cut or whole, not P");
   EXPECT_EQ(error("zero 0\n", "zero 0\nwait auto w\n"), "line 9: 'auto' is none of none, selective, full");
   EXPECT_EQ(error("zero 0\n", "zero 0\ncolour red\n"), "line 9: a plan does not know 'colour'");
-  EXPECT_EQ(ErrorOf([&] { ParseSavedPlan(text.substr(0, text.size() - 1)); }), "line 10 does not end");
+  EXPECT_EQ(error("zero 0\n", "zero 0\r\n"),
+            "line 8: it ends with a carriage return; lines end with a newline alone");
+  EXPECT_EQ(error("zero 0\n", "zero 0\n\n"), "line 9: it is empty");
+  EXPECT_EQ(error("zero 0\n", "zero 0\nend\n"), "line 10: the plan has ended before it");
+  EXPECT_EQ(error("end\n", ""), "the plan lacks its last line 'end'");
+  EXPECT_EQ(ErrorOf([&] { ParseSavedPlan(""); }), "it is empty");
+  EXPECT_EQ(ErrorOf([&] { ParseSavedPlan(text.substr(0, text.size() - 1)); }), "line 11 does not end");
 }
 
 }  // namespace

@@ -217,7 +217,8 @@ TEST_F(CliTest, KeepsAPlan) {
   EXPECT_EQ(ReadFile(other), ReadFile(file));
   ExpectError(Gpt({again, "--mesh=cpu:dp=3"}), {"--mesh=cpu:dp=3 contradicts --plan=", "cpu:"});
   ExpectError(Gpt({again, "--mesh=cuda"}), {"--mesh=cuda contradicts"});
-  ExpectError(Gpt({again, "--auto"}), {"--auto searches", "--plan="});
+  for (const char* flag : {"--auto", "--auto_mesh=4", "--recompute=auto"})
+    ExpectError(Gpt({again, flag, "--memory_budget=1000000"}), {" searches for a plan and --plan="});
   ExpectError(Gpt({again, "--stages=1,1"}), {"--stages=1,1 contradicts"});
   ExpectError(Gpt({again, "--width=32"}), {"--plan=", "a model of", "this model has"});
   ExpectError(Gpt({"--plan=" + folder_ + "/none"}), {"--plan=", "/none"});
@@ -233,6 +234,9 @@ TEST_F(CliTest, KeepsAPlan) {
   const Outcome more = Gpt(run);
   EXPECT_EQ(more.code, 0) << more.err;
   EXPECT_NE(more.out.find("the plan is that of the run that goes on"), std::string::npos) << more.out;
+  std::vector<std::string> less = run;
+  less.insert(less.end(), {"--memory_budget=300000", "--steps=4", "--dry_run"});
+  EXPECT_NE(Gpt(less).out.find("another is searched for"), std::string::npos);
   run.insert(run.end(), {"--mesh=cpu:tp=4", "--steps=4"});
   const Outcome otherwise = Gpt(run);
   EXPECT_EQ(otherwise.code, 0) << otherwise.err;

@@ -1,5 +1,5 @@
 // The search for a plan with mesh, cuts of weights and recomputation open at once, beside all of them.
-// ctest: seconds=3 long=110
+// ctest: seconds=15 long=190
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "examples/gpt_model.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/planner/trial_pool.h"
@@ -189,6 +190,10 @@ TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
     EXPECT_NE(
         refused([](PlanCandidate* c) { c->waits["block7"] = Recompute::kFull; }).find("region 'block7'"),
         std::string::npos);
+    EXPECT_NE(refused([](PlanCandidate* c) {
+                c->stages["block1"] = {1, 1};
+              }).find("blocks from 'block1' on"),
+              std::string::npos);
     if (again.extent("pp") > 1) {
       EXPECT_NE(refused([](PlanCandidate* c) {
                   c->stages["block0"] = {1, 2};
@@ -196,6 +201,54 @@ TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
                 std::string::npos);
     }
   }
+}
+
+// Of a model that is annotated in its code, at a budget that few plans fit.
+void ExpectNoSlowerPlan(PlanSpace space, const std::vector<int>& parts) {
+  std::mt19937 random(7);
+  const Machine machine = DrawMachine(&random, 4);
+  const BuildPlan build = [](const PlanCandidate& candidate) {
+    ModelOptions options;
+    TrainOptions train;
+    candidate.Set(&options, &train);
+    train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+    Model model(candidate.mesh, options);
+    const GptConfig config = {.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 64};
+    Tensor tokens = model.Input("tokens", {4, 8}, DType::kInt32, {{"dp", S(0)}});
+    Tensor targets = model.Input("targets", {4, 8}, DType::kInt32, {{"dp", S(0)}});
+    return Train(GptLoss(model.scope(), tokens, targets, config), AdamW{.lr = 1e-3}, train);
+  };
+  space.micro_batches = 1;
+  space.sequence_parallel = false;
+  int64_t least = 0, most = 0;
+  for (const PlanCandidate& c : CandidatesOf(space, 2)) {
+    const int64_t bytes = TakenBy(build(c), machine).bytes;
+    least = least == 0 ? bytes : std::min(least, bytes);
+    most = std::max(most, bytes);
+  }
+  for (const int part : parts) {
+    double given = 0;
+    for (const auto& [cuts, waits] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+      space.cuts = cuts;
+      space.waits = waits;
+      const PlanSearchResult found =
+          SearchPlans(space, machine, build, {.memory = least + (most - least) * part / 4});
+      if (given == 0) given = found.best.front().seconds;
+      EXPECT_LE(found.best.front().seconds, given)
+          << "part " << part << ", cuts " << cuts << ", waits " << waits;
+    }
+  }
+}
+
+TEST(JointSearch, WhatIsOpenMakesNoPlanSlower) {
+  PlanSpace space{.devices = 4, .batch = 4};
+  space.zero = 0;
+  space.schedule = PipelineSchedule::k1F1B;
+  space.virtual_stages = 1;
+  ExpectNoSlowerPlan(space, {1});
+}
+TEST(LongJointSearch, WhatIsOpenMakesNoPlanSlower) {
+  ExpectNoSlowerPlan({.devices = 4, .batch = 4}, {0, 1, 3});
 }
 
 TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(100, 1); }
