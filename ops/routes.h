@@ -16,7 +16,7 @@ struct RouteTables {
   int64_t first_expert, first_slot, first_token;  // of those held here
   int64_t whole_room;                             // of an expert, wherever it is held
 
-  int64_t rows() const { return experts * pools * room; }  // of y[e p c w], which take_rows makes
+  OFL_HOST_DEVICE int64_t rows() const { return experts * pools * room; }  // of y[e p c w], of take_rows
 
   // The choice that fills row `row` of y, counted from the first token held here; -1: none of these.
   OFL_HOST_DEVICE int64_t ChoiceOf(int64_t row) const {

@@ -94,6 +94,7 @@ cudaError_t cudaFree(void* data) {
     std::lock_guard lock(TheWorld().mutex);
     streams.insert(streams.end(), state.streams.begin(), state.streams.end());
   }
+  for (cudaStream_t stream : streams) Wake(stream);  // all run, before one is waited for
   for (cudaStream_t stream : streams) WaitForStream(stream);
   ThisThread().device = before;
   Free(data);

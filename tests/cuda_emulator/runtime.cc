@@ -219,6 +219,7 @@ cudaError_t cudaDeviceSynchronize() {
     std::lock_guard lock(TheWorld().mutex);
     streams.insert(streams.end(), state.streams.begin(), state.streams.end());
   }
+  for (cudaStream_t stream : streams) Wake(stream);  // all run, before one is waited for
   for (cudaStream_t stream : streams) WaitForStream(stream);
   return Tell(state.sticky);
 }

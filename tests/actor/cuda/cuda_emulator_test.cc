@@ -390,7 +390,11 @@ TEST_F(CudaEmulator, ThreadsOfTheHostCannotTouchDeviceMemory) {
 
 // --- Streams and events
 
-OFL_KERNEL void AddKernel(int* to, int value) { to[0] = to[0] * 3 + value; }
+// Modulo 2^32.
+int Added(int to, int value) {
+  return static_cast<int>(static_cast<unsigned>(to) * 3 + static_cast<unsigned>(value));
+}
+OFL_KERNEL void AddKernel(int* to, int value) { to[0] = Added(to[0], value); }
 
 TEST_F(CudaEmulator, EventsOrderStreamsWhateverTheirDelays) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
@@ -407,7 +411,7 @@ TEST_F(CudaEmulator, EventsOrderStreamsWhateverTheirDelays) {
       ASSERT_EQ(cudaStreamWaitEvent(on, event), cudaSuccess);  // the first time it was never recorded
       Launch(AddKernel, Grid{1, 1, 1, 0}, on, to, i);
       ASSERT_EQ(cudaEventRecord(event, on), cudaSuccess);
-      want = want * 3 + i;
+      want = Added(want, i);
     }
     ASSERT_EQ(cudaEventSynchronize(event), cudaSuccess);
     EXPECT_EQ(Read(to, 1)[0], want) << "seed " << seed;
@@ -523,7 +527,7 @@ TEST_F(CudaEmulator, TheLegacyStreamWaitsForBlockingStreams) {
   int want = 0;
   for (int i = 0; i < 20; ++i) {
     Launch(AddKernel, Grid{1, 1, 1, 0}, i % 2 == 0 ? blocking : nullptr, to, i);
-    want = want * 3 + i;
+    want = Added(want, i);
   }
   int got = -1;
   ASSERT_EQ(cudaMemcpy(&got, to, 4, cudaMemcpyDeviceToHost), cudaSuccess);
