@@ -221,7 +221,9 @@ void SearchHopeful(const Question& q, Settings* settings, std::optional<Plan>* b
   const size_t most = q.large ? 1 : kMostSettings;
   for (Setting* s; searched < most && (s = settings->MostHopeful(seconds())); ++searched) {
     s->searched = true;
-    Plan plan = s->roomy ? Plan{q.given.stages, s->cuts, s->least, true} : Within(q, s->cuts);
+    // Computing again may be faster than not, too.
+    Plan plan =
+        s->roomy && !q.budget.waits ? Plan{q.given.stages, s->cuts, s->least, true} : Within(q, s->cuts);
     // The search may divide blocks otherwise and find nothing; what was looked at stands then.
     if (!plan.fits) plan = {q.given.stages, s->cuts, s->least, Fits(q, s->least)};
     if (!*best || (plan.fits && plan.waits.seconds < seconds())) *best = std::move(plan);
