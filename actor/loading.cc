@@ -11,8 +11,8 @@
 namespace oneflow_like {
 namespace {
 
-// Of the host one stream for all that is in no order; of an asynchronous device one for what comes in and
-// one for what goes out, since a copy in would wait for the copies out before it.
+// The host has one stream for all work without an order. An asynchronous device has two, one for copies in
+// and one for copies out, because a copy in would wait for the copies out before it.
 RankStreams MakeStreams(const plan::Plan& plan, Device* device, Shard* shard) {
   RankStreams streams;
   for (const plan::Stream& spec : plan.stream()) {
@@ -66,7 +66,7 @@ void AddPorts(const BuffersById& buffers, Actor* actor, std::map<int, EdgeEnds>*
     p.out = out;
     p.credits = port.credits();
     p.period = std::max(1, port.period());
-    // What ends later than it starts announces at its end, whatever the plan says of kernels.
+    // An act that ends later than it starts announces its ports when it ends, and not after a kernel.
     p.kernel = actor->kind == Actor::Kind::kKernels ? port.kernel() : 0;
     if (!out && !actor->synchronous) p.kernel = LastOfUpdates(buffers, *actor, p.kernel);
     if (actor->acts % p.period != 0) {

@@ -48,7 +48,7 @@ inline constexpr char kBeforeCuts[] = "place_stages", kBeforeWaits[] = "fuse";
 // `graph` after all passes behind `after` (empty: from the first on) up to `upto`, itself included.
 Graph RunPasses(const std::string& after, const std::string& upto, Graph graph,
                 const CompileOptions& options);
-// What compilation makes of a graph that has come through all passes up to `pass`, itself included.
+// Compiles a graph that has come through all passes up to `pass`, `pass` included, with the passes after it.
 Compiled CompileAfter(const std::string& pass, Graph graph, const CompileOptions& options);
 
 // One rank's plan with its memory placed.

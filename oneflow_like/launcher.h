@@ -22,8 +22,9 @@ class StallWatch;      // oneflow_like/job/stalls.h
 // What a program tells its Launcher of the program's own flags, once they are parsed.
 struct ProgramFlags {
   bool simulates = false;  // plans run on a virtual clock: no process is started
-  int64_t chosen_mesh_devices = 0;  // the program chooses a mesh of that many; 0: it has the one that is given
-  std::string chosen_by;            // the flag and its value that say so
+  int64_t chosen_mesh_devices =
+      0;                      // the program chooses a mesh of that many; 0: it has the one that is given
+  std::string chosen_by;      // the flag and its value that say so
   bool saves = false;         // it can save checkpoints and continue from them
   std::string save_folder;    // where to; empty: the user did not ask for it
   bool local = false;         // a checkpoint's parts are on several hosts

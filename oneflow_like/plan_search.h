@@ -16,8 +16,8 @@
 namespace oneflow_like {
 
 // One way to train on a number of devices: decisions on a mesh of axes dp (parts of the batch), tp (parts of
-// products) and pp (stages), in the order in which devices are numbered: neighbours differ along the last axis.
-// ZeRO is over dp.
+// products) and pp (stages), in the order in which devices are numbered: neighbours differ along the last
+// axis. ZeRO is over dp.
 struct PlanCandidate : Decisions {
   // Left to Train, which fits the rest into so many bytes of a device: what weights are cut along, and how
   // values of each region wait.

@@ -24,8 +24,8 @@ void TakeMeasured(const MeasuredCollective& measured, BoxingLoad* load) {
   for (double& link : load->links) link *= busiest > 0 ? (seconds - load->latency) / busiest : 0;
 }
 
-// Of the measurements of a name those of its type, else of another one; of these those on the number of
-// threads that is nearest, fewer rather than more. nullptr: there is none.
+// The measurement of this name whose type is the same, if there is one, and whose number of threads is
+// nearest; of two that are equally near, the one with fewer threads. nullptr: the name was not measured.
 const MeasuredKernel* FindMeasured(const Machine& machine, const std::string& name, DType type, int threads,
                                    bool crowded) {
   const auto distance = [&](const MeasuredKernel& k) {

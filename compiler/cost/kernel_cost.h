@@ -1,5 +1,5 @@
-// What the kernels and collectives of a plan take on a machine: estimated from their work, or as measured
-// there.
+// Seconds that kernels and collectives of a plan take on a machine, from measurements of that machine where
+// it has some, and from estimates elsewhere.
 #pragma once
 
 #include <optional>
@@ -25,17 +25,18 @@ DType RateType(const plan::Kernel& kernel);
 // Estimated seconds of one act.
 double SecondsOf(const Machine& machine, const plan::Kernel& kernel);
 
-// What is measured of an act on a host, and how much of it there is. Simulation and calibration share it.
+// The work of one act on a host: which measurement its time comes from, and the amounts that it multiplies.
 struct HostWork {
   std::string name;                     // MeasuredKernel::name
   std::vector<std::string> steps = {};  // of a kernel that does these in one pass over memory
   DType dtype = DType::kFloat32;
   Work work = {};
 };
-// Of a kernel, as its entry of `kernels` divides its work (KernelCost). `near_bytes`: Machine::NearBytes.
+// The work of a kernel, divided as its entry in `kernels` says (KernelCost). `near_bytes`:
+// Machine::NearBytes.
 HostWork HostWorkOf(const plan::Kernel& kernel, const KernelRegistry& kernels, double near_bytes);
-// Of what one member moves itself in an act of a collective whose elements have so many bytes, on average
-// over a step's acts: bytes that it reads and writes.
+// The work of one member of a collective: the bytes that it reads and writes itself in an act, on average
+// over the acts of a step. An element has `element_bytes`.
 HostWork HostWorkOf(const plan::Collective& collective, size_t element_bytes);
 
 // Seconds of an act on a thread of a host: while its other cores are idle, and while they work.
@@ -44,7 +45,7 @@ struct ThreadSeconds {
 };
 // As measured, of work that may use so many threads; nullopt: nothing of the kind was.
 std::optional<ThreadSeconds> MeasuredSeconds(const Machine& machine, const HostWork& of, int threads);
-// Of a kernel: as measured, else as estimated.
+// The seconds of a kernel: measured, or estimated where no measurement has its name.
 ThreadSeconds SecondsOnThreads(const Machine& machine, const plan::Kernel& kernel,
                                const KernelRegistry& kernels, int threads);
 

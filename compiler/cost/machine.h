@@ -34,7 +34,7 @@ struct Machine {
   double memory_bytes = 0;  // of one device; 0: unknown
   std::vector<MeasuredCollective> collectives;
 
-  // Of a host that computes on its processor: its cores; 0: each device works by itself.
+  // The cores of a host that computes on its processor; 0: each device works by itself.
   int threads = 0;
   std::vector<MeasuredKernel> kernels;
   // Of such a host: seconds until a thread that waits learns what another one of its process, or of another

@@ -151,8 +151,7 @@ void CheckFlags(const ProgramFlags& program) {
   if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
     Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
   if (!FLAGS_elastic.empty() && program.chosen_mesh_devices != 0)
-    Fail("--elastic=", FLAGS_elastic,
-         " shrinks an axis that is given, and ", program.chosen_by,
+    Fail("--elastic=", FLAGS_elastic, " shrinks an axis that is given, and ", program.chosen_by,
          " chooses them; leave one of the two out");
   CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
   if (FLAGS_stall_seconds != 0)

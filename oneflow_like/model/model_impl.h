@@ -157,11 +157,11 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int zero_axis = -1;
   GraphOfModel graph;  // the model's own
   std::map<std::string, ModelVariable> variables;
-  std::set<size_t> matched_patterns;                 // of options.weights
-  std::set<std::string> input_names;                 // of all graphs there have been
-  StageCuts stages;          // of stacks that were divided by cost
-  bool cuts_chosen = false;  // with ModelOptions::auto_cuts
-  std::string cuts_text;                             // Model::CutsText
+  std::set<size_t> matched_patterns;          // of options.weights
+  std::set<std::string> input_names;          // of all graphs there have been
+  StageCuts stages;                           // of stacks that were divided by cost
+  bool cuts_chosen = false;                   // with ModelOptions::auto_cuts
+  std::string cuts_text;                      // Model::CutsText
   std::function<std::string()> cut_reasons;   // Model::CutReasons; on process 0, until memory is allocated
   std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
   KernelRegistry registry;

@@ -151,8 +151,6 @@ void TrySmallest(TrialPool* pool_of, size_t compiled) {
        BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller batch");
 }
 
-bool HasOpenCuts(const PlanCandidate& candidate) { return candidate.open_cuts || !candidate.cuts.empty(); }
-
 // A candidate, whatever is computed again and cut.
 std::string KeyOf(PlanCandidate candidate) {
   candidate.recompute = Recompute::kNone;
@@ -186,9 +184,8 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
   constexpr int64_t kActs = 1000;
   constexpr double kNoHope = 1.2;  // times the best, of what fits without a search
   constexpr size_t kMany = 24;
-  const bool waits = space.waits && pool->memory() > 0;  // else nothing needs to be computed again
-  if (pool->memory() == 0) return;
-  if (!space.cuts && !waits) return;
+  // Where any memory will do, nothing needs to be computed again, and cuts have been chosen already.
+  if (pool->memory() == 0 || !(space.cuts || space.waits)) return;
   std::map<std::string, std::vector<const TrialEntry*>> alike;
   for (TrialEntry& entry : pool->entries()) {
     if (!entry.tried) pool->Correct(&entry);
@@ -215,9 +212,9 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
     candidate.stages = {};
     candidate.cuts = {};
     candidate.open_cuts = space.cuts;
-    candidate.open_waits = waits;
+    candidate.open_waits = space.waits;
     candidate.memory = pool->memory();
-    if (waits) candidate.recompute = Recompute::kNone;
+    if (space.waits) candidate.recompute = Recompute::kNone;
     pool->TryOpen(std::move(candidate));
   }
 }

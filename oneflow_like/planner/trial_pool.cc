@@ -12,6 +12,7 @@
 namespace oneflow_like {
 
 MeshShape ShapeOf(const PlanCandidate& c) { return {c.extent("dp"), c.extent("tp"), c.extent("pp")}; }
+bool HasOpenCuts(const PlanCandidate& c) { return c.open_cuts || !c.cuts.empty(); }
 
 namespace {
 
@@ -26,7 +27,7 @@ int Likeness(const TrialEntry& a, const TrialEntry& b) {
          3 * (x.schedule == y.schedule) + (x.virtual_stages == y.virtual_stages) +
          2 * (x.recompute == y.recompute) + (x.sequence_parallel == y.sequence_parallel) +
          (x.micro_batches == y.micro_batches) + 2 * (a.order == b.order) +
-         2 * ((x.open_cuts || !x.cuts.empty()) == (y.open_cuts || !y.cuts.empty()));
+         2 * (HasOpenCuts(x) == HasOpenCuts(y));
 }
 
 }  // namespace

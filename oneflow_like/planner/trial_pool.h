@@ -13,6 +13,8 @@ namespace oneflow_like {
 
 using MeshShape = std::tuple<int, int, int>;  // dp, tp, pp
 MeshShape ShapeOf(const PlanCandidate& candidate);
+// Whether cuts of weights are, or were, left to the search.
+bool HasOpenCuts(const PlanCandidate& candidate);
 
 struct TrialEntry {
   PlanTrial trial;

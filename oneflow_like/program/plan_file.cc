@@ -69,7 +69,7 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
       {"zero", Cat(d.zero)},
       {"recompute", d.waits.empty() ? Name(d.recompute) : "auto"},
       {"sequence_parallel", d.sequence_parallel ? "true" : "false"},
-      {"stages", "auto"}};
+      {"stages", "blocks of its own"}};
   for (const auto& [flag, value] : said) {
     gflags::CommandLineFlagInfo info;
     if (gflags::GetCommandLineFlagInfo(flag, &info) && !info.is_default && info.current_value != value &&

@@ -181,6 +181,19 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
   return "";
 }
 
+// What `make` gives; an Error that it throws names the plan that was given.
+template <typename Make>
+auto OfPlan(const std::optional<GivenPlan>& given, const Make& make) {
+  try {
+    return make();
+  } catch (const WriteError&) {
+    throw;
+  } catch (const Error& error) {
+    if (!given) throw;
+    Fail(given->where, ": ", error.what());
+  }
+}
+
 }  // namespace
 
 // What the files of the processes must have alike.
@@ -236,19 +249,6 @@ void RequireFolders(const Launcher& launcher) {
     RequireFolder(launcher, "tensorboard", FLAGS_tensorboard, FLAGS_tensorboard);
 }
 
-// What `make` gives; an Error that it throws names the plan that was given.
-template <typename Make>
-static auto OfPlan(const std::optional<GivenPlan>& given, const Make& make) {
-  try {
-    return make();
-  } catch (const WriteError&) {
-    throw;
-  } catch (const Error& error) {
-    if (!given) throw;
-    Fail(given->where, ": ", error.what());
-  }
-}
-
 int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Program& of_flags) {
   RequireBeginning(launcher);
   RequireSameFiles(of_flags);
@@ -267,13 +267,11 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     if (plan->zero > 0) program.model.zero.axis = FLAGS_zero_axis;
     program.model.plan = *plan;
   }
-  const auto chosen = [&] {
-    if (plan && program.chosen) program.chosen(mesh, plan->sequence_parallel);
-    return true;
-  };
-  OfPlan(given, chosen);
   Model model(mesh, program.model);
-  const Tensor loss = OfPlan(given, [&] { return program.loss(model); });
+  const Tensor loss = OfPlan(given, [&] {
+    if (plan && program.chosen) program.chosen(mesh, plan->sequence_parallel);
+    return program.loss(model);
+  });
   if (given) RequirePlanFits(launcher, *given, model);
   Session train = OfPlan(given, [&] { return Train(loss, program.optimizer, program.train); });
   SavedPlan decided = train.Plan();

@@ -16,6 +16,7 @@
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
+#include "tests/oneflow_like/axis_orders.h"
 
 namespace oneflow_like {
 namespace {
@@ -93,24 +94,6 @@ std::vector<PlanCandidate> AllOf(const PlanCandidate& candidate) {
           c.waits = {{"block0", first}, {"block1", second}};
           all.push_back(std::move(c));
         }
-  return all;
-}
-
-std::vector<PlanCandidate> InAllOrders(const PlanCandidate& c) {
-  std::vector<std::string> axes = {"dp", "pp", "tp"};
-  std::vector<PlanCandidate> all;
-  std::set<std::string> seen;
-  do {
-    std::vector<std::pair<std::string, int>> extents;
-    std::string shape;
-    for (const std::string& axis : axes) {
-      extents.push_back({axis, c.extent(axis)});
-      if (c.extent(axis) > 1) shape += axis;
-    }
-    if (!seen.insert(shape).second) continue;
-    all.push_back(c);
-    all.back().mesh = Mesh(c.mesh.kind(), extents);
-  } while (std::next_permutation(axes.begin(), axes.end()));
   return all;
 }
 

@@ -20,6 +20,7 @@
 #include "oneflow_like/planner/plan_share.h"
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
+#include "tests/oneflow_like/axis_orders.h"
 
 namespace oneflow_like {
 namespace {
@@ -86,25 +87,6 @@ int64_t BytesOf(const Session& session) {
   int64_t bytes = 0;
   for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
   return bytes;
-}
-
-// The candidate on each order of its axes of more than one device.
-std::vector<PlanCandidate> InAllOrders(const PlanCandidate& c) {
-  std::vector<std::string> axes = {"dp", "pp", "tp"};  // sorted
-  std::vector<PlanCandidate> all;
-  std::set<std::string> seen;
-  do {
-    std::vector<std::pair<std::string, int>> extents;
-    std::string shape;
-    for (const std::string& axis : axes) {
-      extents.push_back({axis, c.extent(axis)});
-      if (c.extent(axis) > 1) shape += axis;
-    }
-    all.push_back(c);
-    all.back().mesh = Mesh(c.mesh.kind(), extents);
-    if (!seen.insert(shape).second) all.pop_back();
-  } while (std::next_permutation(axes.begin(), axes.end()));
-  return all;
 }
 
 TEST(PlanSearch, CandidatesAreAllThereAre) {
