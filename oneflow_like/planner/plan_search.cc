@@ -178,12 +178,17 @@ double HopeOf(const TrialPool& pool, bool cuts, const std::vector<const TrialEnt
   return hope;
 }
 
+// How many plans more are tried where a step has few acts.
+size_t MostOfFewActs(const TrialPool& pool) {
+  constexpr int64_t kActs = 1000, kMany = 24;
+  const int64_t acts = pool.acts() / std::max<int64_t>(1, std::ssize(pool.tried()));
+  return static_cast<size_t>(std::min(kMany, kActs / std::max<int64_t>(1, acts)));
+}
+
 // What is left open in each candidate is searched for in those that may hope for most: in few, or in many of
 // which a step has few acts.
 void SearchOpen(const PlanSpace& space, TrialPool* pool) {
-  constexpr int64_t kActs = 1000;
   constexpr double kNoHope = 1.2;  // times the best, of what fits without a search
-  constexpr size_t kMany = 24;
   // Where any memory will do, nothing needs to be computed again, and cuts have been chosen already.
   if (pool->memory() == 0 || !(space.cuts || space.waits)) return;
   std::map<std::string, std::vector<const TrialEntry*>> alike;
@@ -202,8 +207,7 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return std::tie(std::get<0>(a), std::get<1>(a)) < std::tie(std::get<0>(b), std::get<1>(b));
   });
-  const int64_t acts = pool->acts() / std::max<int64_t>(1, std::ssize(pool->tried()));
-  const size_t most = std::clamp<size_t>(kActs / std::max<int64_t>(1, acts), kOpened, kMany);
+  const size_t most = std::max(kOpened, MostOfFewActs(*pool));
   for (size_t i = 0; i < std::min(most, order.size()); ++i) {
     const auto& [hope, least, plan] = order[i];
     const double best = pool->BestSeconds();
@@ -215,7 +219,26 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
     candidate.open_waits = space.waits;
     candidate.memory = pool->memory();
     if (space.waits) candidate.recompute = Recompute::kNone;
-    pool->TryOpen(std::move(candidate));
+    pool->TryAlso(std::move(candidate));
+  }
+}
+
+// Beside the fastest plan with choices of its own for regions, as long as one is faster: each region
+// otherwise. What was decided comes from estimates of a step, which simulation tells apart. Few, as kActs
+// says.
+void WaitOtherwise(TrialPool* pool) {
+  for (double before = 0; before != pool->BestSeconds();) {
+    before = pool->BestSeconds();
+    const TrialEntry* best = pool->Best();
+    if (!best || best->trial.plan.waits.empty()) return;
+    const PlanCandidate plan = best->trial.plan;
+    if (2 * plan.waits.size() > MostOfFewActs(*pool)) return;
+    for (const auto& [region, mode] : plan.waits)
+      for (const Recompute other : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        PlanCandidate candidate = plan;
+        candidate.waits[region] = other;
+        if (other != mode) pool->TryAlso(std::move(candidate));
+      }
   }
 }
 
@@ -229,6 +252,7 @@ int64_t SearchIn(const PlanSpace& space, const Machine& machine, const BuildPlan
   for (std::vector<int> wave; pool->tried().size() < most && !(wave = NextWave(pool, most)).empty();)
     pool->Try(wave);
   SearchOpen(space, pool);
+  if (space.waits) WaitOtherwise(pool);
   return candidates;
 }
 

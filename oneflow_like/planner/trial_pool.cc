@@ -69,11 +69,12 @@ void TrialPool::Correct(TrialEntry* entry) const {
   entry->trial.bytes = static_cast<int64_t>(entry->estimated_bytes * bytes);
 }
 
-double TrialPool::BestSeconds() const {
-  double best = 0;
+const TrialEntry* TrialPool::Best() const {
+  const TrialEntry* best = nullptr;
   for (int t : tried_)
-    if (const TrialEntry& e = entries_[t]; e.trial.compiled && Fits(e.trial.bytes))
-      best = best == 0 ? e.trial.seconds : std::min(best, e.trial.seconds);
+    if (const TrialEntry& e = entries_[t]; e.trial.compiled && Fits(static_cast<double>(e.trial.bytes)) &&
+                                           (!best || e.trial.seconds < best->trial.seconds))
+      best = &e;
   return best;
 }
 
@@ -108,7 +109,7 @@ void TrialPool::Try(const std::vector<int>& numbers) {
             << entries_[i].trial.why;
 }
 
-void TrialPool::TryOpen(PlanCandidate candidate) {
+void TrialPool::TryAlso(PlanCandidate candidate) {
   TrialEntry entry;
   entry.shape = ShapeOf(candidate);
   entry.trial.plan = std::move(candidate);

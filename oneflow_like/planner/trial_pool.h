@@ -44,8 +44,9 @@ class TrialPool {
   void SortByEstimate(size_t first);  // those from this one on, of which none is tried yet
   // Compiles and simulates entries, side by side unless they are large.
   void Try(const std::vector<int>& numbers);
-  // The same of a candidate that leaves something open; the entry says what was decided.
-  void TryOpen(PlanCandidate candidate);
+  // The same of a candidate that was not estimated; of one that leaves something open the entry says what was
+  // decided.
+  void TryAlso(PlanCandidate candidate);
   // Gives an entry that was not tried its estimate times what the tried one that is most like it took of its
   // own.
   void Correct(TrialEntry* entry) const;
@@ -56,8 +57,9 @@ class TrialPool {
   int64_t acts() const { return acts_; }                    // of a step of each of these
   int64_t memory() const { return memory_; }
   bool Fits(double bytes) const { return memory_ == 0 || bytes <= static_cast<double>(memory_); }
-  // Of those that were compiled and fit; 0: none.
-  double BestSeconds() const;
+  // The fastest that was compiled and fits, and its seconds; nullptr and 0: none does.
+  const TrialEntry* Best() const;
+  double BestSeconds() const { return Best() ? Best()->trial.seconds : 0; }
   // How many of them there are, each plan once.
   size_t Fitting() const;
   const TrialEntry* Smallest() const;  // of those that were compiled; nullptr: none

@@ -97,10 +97,7 @@ std::vector<PlanCandidate> AllOf(const PlanCandidate& candidate) {
   return all;
 }
 
-// Returns how many choices take over 3 % more than the best of all; none takes over 10 %: the search compares
-// by estimates of a step, and the best of all is so by simulation.
-int OverThreePercent(uint32_t first, int trials) {
-  int over = 0;
+void ExpectNearTheBestOfTheProduct(uint32_t first, int trials) {
   for (uint32_t seed = first; seed < first + trials; ++seed) {
     std::mt19937 random(seed);
     const int devices = std::array{4, 6, 8}[random() % 3];
@@ -137,14 +134,12 @@ int OverThreePercent(uint32_t first, int trials) {
                   taken.seconds / all[best].seconds, all.size());
       EXPECT_LE(taken.bytes, memory);
       EXPECT_EQ(taken.seconds, found.best.front().seconds);
-      over += taken.seconds > 1.03 * all[best].seconds;
-      EXPECT_LE(taken.seconds, 1.1 * all[best].seconds)
+      EXPECT_LE(taken.seconds, 1.03 * all[best].seconds)
           << found.Text() << ToText(SavedPlan{found.chosen(), "", ""})
           << "best of all: " << ToText(SavedPlan{which[best], "", ""}) << all[best].seconds << " s, "
           << all[best].bytes << " of " << memory;
     }
   }
-  return over;
 }
 
 // A model that is given what another has decided has its plan, without a search: also with blocks that have
@@ -239,10 +234,8 @@ TEST(LongJointSearch, WhatIsOpenMakesNoPlanSlower) {
   ExpectNoSlowerPlan({.devices = 4, .batch = 4}, {0, 1, 3});
 }
 
-TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) { EXPECT_EQ(OverThreePercent(100, 1), 0); }
-TEST(LongJointSearch, TheChoiceIsNearTheBestOfTheProduct) {
-  EXPECT_LE(OverThreePercent(101, 23), 1);  // of 69
-}
+TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(100, 1); }
+TEST(LongJointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(101, 23); }
 
 }  // namespace
 }  // namespace oneflow_like
