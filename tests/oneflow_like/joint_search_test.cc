@@ -147,19 +147,35 @@ void ExpectNearTheBestOfTheProduct(uint32_t first, int trials) {
 TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
   std::mt19937 random(5);
   const Machine machine = DrawMachine(&random, 8);
+  int of_cuts = 0, of_waits = 0;  // plans that these decisions make what they are
   for (const char* mesh : {"cpu:dp=2,tp=2,pp=2", "cpu:dp=1,tp=4,pp=2", "cpu:dp=2,tp=4,pp=1"}) {
-    PlanCandidate open;
-    open.mesh = Mesh::Parse(mesh);
-    open.micro_batches = 2;
-    open.open_cuts = open.open_waits = true;
-    open.memory = int64_t{1} << 40;
-    const BuildPlan build = BuildMlp(32, 64, machine);
-    open.memory = TakenBy(build(open), machine).bytes * 9 / 10;
-    const Session session = build(open);
+    PlanCandidate given;
+    given.mesh = Mesh::Parse(mesh);
+    given.micro_batches = 2;
+    const BuildPlan build = BuildMlp(64, 256, machine);
+    const auto hash_of = [&](const Session& session) { return Simulate(session, machine).plan_hash; };
+    // Room for more than a plan takes that computes all again, and for less than one that keeps all.
+    PlanCandidate full = given;
+    full.recompute = Recompute::kFull;
+    PlanCandidate waits = given;
+    waits.open_waits = true;
+    waits.memory = (TakenBy(build(given), machine).bytes + TakenBy(build(full), machine).bytes) / 2;
+    PlanCandidate both = waits;
+    both.open_cuts = true;
     PlanCandidate again;
-    static_cast<Decisions&>(again) = session.Plan().decisions;
-    const Session repeated = build(again);
-    EXPECT_EQ(repeated.impl()->compiled.logical.hash, session.impl()->compiled.logical.hash) << mesh;
+    for (const PlanCandidate& open : {waits, both}) {
+      const Session session = build(open);
+      again = PlanCandidate{session.Plan().decisions};
+      const uint64_t hash = hash_of(session);
+      const Session repeated = build(again);
+      EXPECT_EQ(hash_of(repeated), hash) << mesh;
+      EXPECT_EQ(repeated.Plan().decisions, session.Plan().decisions) << mesh;
+      PlanCandidate whole = again, kept = again;
+      whole.cuts.clear();
+      kept.waits.clear();
+      of_cuts += hash_of(build(whole)) != hash;
+      of_waits += hash_of(build(kept)) != hash;
+    }
     const auto refused = [&](const std::function<void(PlanCandidate*)>& spoil) {
       PlanCandidate spoilt = again;
       spoil(&spoilt);
@@ -184,6 +200,8 @@ TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
                 std::string::npos);
     }
   }
+  EXPECT_GT(of_cuts, 0);
+  EXPECT_GT(of_waits, 0);
 }
 
 // Of a model that is annotated in its code, at a budget that few plans fit.
