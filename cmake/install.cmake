@@ -30,7 +30,12 @@ function(add_with_included out header)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 set(headers)
-foreach(root oneflow_like/data/source.h oneflow_like/data/pipeline.h oneflow_like/data/tokens.h oneflow_like/data/images.h
+set(program_headers program training_flags language_model language_flags vision_program picture_data data synthetic
+  huggingface_config huggingface_run precision)
+list(TRANSFORM program_headers REPLACE "(.+)" "oneflow_like/program/\\1.h")
+foreach(root ${program_headers} oneflow_like/checkpoint/tools.h oneflow_like/checkpoint/reader.h oneflow_like/job/agreement.h
+             oneflow_like/data/files.h oneflow_like/data/token_files.h core/one_line.h core/system/text_lines.h sbp/boxing.h
+             oneflow_like/data/source.h oneflow_like/data/pipeline.h oneflow_like/data/tokens.h oneflow_like/data/images.h
              oneflow_like/data/idx.h oneflow_like/data/clicks.h oneflow_like/text/tokenizers.h oneflow_like/text/utf8.h
              oneflow_like/generation/generator.h oneflow_like/oneflow_like.h oneflow_like/simulate.h oneflow_like/plan_search.h
              oneflow_like/calibrate.h oneflow_like/build_id.h

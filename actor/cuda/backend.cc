@@ -138,6 +138,7 @@ class CudaBackend : public Backend {
       counts.allocated_bytes += gpu->allocated_bytes();
       counts.other_bytes += gpu->OtherBytes();
       counts.ranks += gpu->ranks();
+      counts.devices += gpu->ranks() > 0;
     }
     return counts;
   }

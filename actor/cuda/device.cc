@@ -148,22 +148,20 @@ std::unique_ptr<Memory> CudaDevice::AllocateHost(size_t bytes, const std::string
   return std::make_unique<PinnedMemory>(gpu_, data, bytes);
 }
 
-void CudaDevice::CopyIn(void* device, const void* host, size_t bytes) {
-  Copy(device, host, bytes, cudaMemcpyHostToDevice);
-}
+void CudaDevice::CopyIn(void* device, const void* host, size_t bytes) { Copy(device, host, bytes); }
 
-void CudaDevice::CopyOut(void* host, const void* device, size_t bytes) {
-  Copy(host, device, bytes, cudaMemcpyDeviceToHost);
-}
+void CudaDevice::CopyOut(void* host, const void* device, size_t bytes) { Copy(host, device, bytes); }
 
-void CudaDevice::Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+// A variable may lie on the host.
+void CudaDevice::Copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   if (Status lost = gpu_->health().status(); !lost.ok()) throw Error(lost.message());
   std::lock_guard<std::mutex> lock(mutex_);
   gpu_->Use();
   {
     DriverCall call;
-    Require(cudaMemcpyAsync(to, from, bytes, kind, copies_), name_, " does not copy ", bytes, " bytes");
+    Require(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, copies_), name_, " does not copy ", bytes,
+            " bytes");
   }
   Require(cudaStreamSynchronize(copies_), name_, " has not copied ", bytes, " bytes");
 }

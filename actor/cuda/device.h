@@ -52,7 +52,7 @@ class CudaDevice : public Device {
   void GiveBack(StreamMemory memory);  // REQUIRES: nothing enqueued uses it any more
 
  private:
-  void Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+  void Copy(void* to, const void* from, size_t bytes);
 
   const int rank_;
   Gpu* const gpu_;

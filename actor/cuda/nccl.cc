@@ -17,6 +17,7 @@
 
 #include "actor/cuda/error.h"
 #include "actor/cuda/nccl_library.h"
+#include "core/device/communicators.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -277,7 +278,7 @@ std::string WaitFor(const NcclLibrary& nccl, const std::vector<ncclComm_t>& comm
 ncclConfig_t ConfigOf(const GroupSpec& group, int multiprocessors) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  if (group.at_once > 1) config.maxCTAs = std::clamp(multiprocessors / (2 * group.at_once), 1, 32);
+  if (group.at_once > 1) config.maxCTAs = ChannelsOf(group.at_once, multiprocessors);
   config.commName = KeptName(group.name);
   return config;
 }
@@ -364,7 +365,7 @@ std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
   ncclResult_t result = nccl.GroupStart();
   for (size_t i = 0; i < from.size() && result == ncclSuccess; ++i) {
     ncclConfig_t config = ConfigOf(group, multiprocessors[i]);
-    config.splitShare = group.at_once > 1 ? 0 : 1;  // groups that share memory take turns
+    config.splitShare = SharesMemory(group.at_once) ? 1 : 0;
     result = nccl.CommSplit(from[i], keys[i] < 0 ? NCCL_SPLIT_NOCOLOR : 0, keys[i], &to[i], &config);
     if (result == ncclInProgress) result = ncclSuccess;
   }

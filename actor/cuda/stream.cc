@@ -190,7 +190,7 @@ void CudaStream::CopyOut(void* host, const void* device, size_t bytes) {
   if (bytes == 0 || gpu_->health().lost()) return;
   DriverCall call;
   gpu_->Use();
-  Keep(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the device");
+  Keep(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, stream_), "copying from the device");
 }
 
 // --- Failures

@@ -56,8 +56,8 @@ class GroupMember {
 };
 
 // Memory of a CUDA device beside arenas and variables, for each rank: the work space of its compute stream,
-// and an estimate for libraries, communicators and recordings, to compare with BackendCounts::other_bytes. It
-// is here because it is also needed without a device.
+// and an estimate for recordings, to compare, with libraries (library_memory.h) and communicators
+// (communicators.h), with BackendCounts::other_bytes. It is here because it is also needed without a device.
 constexpr int64_t kCudaBytesOfOthers = int64_t{64} << 20;
 constexpr int64_t kCudaBytesBesides = (int64_t{128} << 20) + kCudaBytesOfOthers;
 
@@ -76,7 +76,8 @@ struct BackendCounts {
   // Device memory taken by Device::Allocate, and by anything else since the devices were opened (code of
   // libraries, communicators, recordings).
   int64_t allocated_bytes = 0, other_bytes = 0;
-  int64_t ranks = 0;  // with an existing device
+  int64_t ranks = 0;    // with an existing device
+  int64_t devices = 0;  // that these ranks are on
 
   int64_t Refused() const {
     return refused_products + refused_epilogues + refused_attention + refused_convolutions;

@@ -14,8 +14,8 @@ struct KernelSpec;
 
 struct Work {
   // How near to a device's peak the arithmetic comes: as large products do, as attention does, or not at all,
-  // as the bytes decide.
-  enum class Kind : uint8_t { kOther, kProduct, kAttention };
+  // as the bytes decide. A copy from or to the host takes the time of its bytes on the way there.
+  enum class Kind : uint8_t { kOther, kProduct, kAttention, kHostCopy };
 
   double calls = 0, flops = 0, bytes = 0;
   Kind kind = Kind::kOther;

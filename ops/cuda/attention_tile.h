@@ -5,10 +5,12 @@
 // width is not limited; a block gives at most 256 elements of a result, and wider heads take more blocks.
 #pragma once
 
-#include "core/random.h"
+#include "ops/cuda/attention_shape.h"
 #include "ops/cuda/launch.h"
 
 namespace oneflow_like::cuda {
+
+using FloatRows = HeadRows<float>;
 
 constexpr int kTile = 32;
 constexpr int kWarps = 8;
@@ -21,30 +23,14 @@ constexpr int kSlots = kOutput / 32;  // of a lane
 constexpr int kRoomFloats = 2 * kTile * kPitch;
 constexpr int kWeightFloats = kTile * kWeightPitch;
 
-// Rows of one head, `pitch` elements apart.
-template <typename T>
-struct HeadRows {
-  const T* data;
-  int64_t pitch;
-  int count;  // in this tile
-  int width;
-  bool packed;  // whether four neighbours may be read at once
-};
-
 // Four neighbours of which the first `left` exist, the others 0.
-template <typename T>
-OFL_DEVICE float4 LoadFour(const T* at, int left, bool packed) {
-  if (packed) {
-    Pack<T, 4> pack = *reinterpret_cast<const Pack<T, 4>*>(at);
-    return make_float4(Load(pack.at[0]), Load(pack.at[1]), Load(pack.at[2]), Load(pack.at[3]));
-  }
-  return make_float4(Load(at[0]), left > 1 ? Load(at[1]) : 0.0f, left > 2 ? Load(at[2]) : 0.0f,
-                     left > 3 ? Load(at[3]) : 0.0f);
+OFL_DEVICE float4 LoadFour(const float* at, int left, bool packed) {
+  if (packed) return *reinterpret_cast<const float4*>(at);
+  return make_float4(at[0], left > 1 ? at[1] : 0.0f, left > 2 ? at[2] : 0.0f, left > 3 ? at[3] : 0.0f);
 }
 
 // to[row][0..63] = elements [from, from + 64) of each row, zero where there is none.
-template <typename T>
-OFL_DEVICE void LoadChunk(const HeadRows<T>& rows, int from, float* to) {
+OFL_DEVICE void LoadChunk(const FloatRows& rows, int from, float* to) {
   for (int i = threadIdx.x; i < kTile * (kChunk / 4); i += blockDim.x) {
     int row = i / (kChunk / 4), column = i % (kChunk / 4) * 4, left = rows.width - from - column;
     float4 x = make_float4(0, 0, 0, 0);
@@ -55,8 +41,7 @@ OFL_DEVICE void LoadChunk(const HeadRows<T>& rows, int from, float* to) {
 }
 
 // score[r] += row (4 warp + r) . column (lane), over the whole width.
-template <typename T>
-OFL_DEVICE void Dots(const HeadRows<T>& rows, const HeadRows<T>& columns, float* room,
+OFL_DEVICE void Dots(const FloatRows& rows, const FloatRows& columns, float* room,
                      float (&score)[kRowsOfWarp]) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float* left = room + warp * kRowsOfWarp * kPitch;
@@ -79,8 +64,7 @@ OFL_DEVICE void Dots(const HeadRows<T>& rows, const HeadRows<T>& columns, float*
 
 // out[r][slot] += sum over columns of weight[4 warp + r][column] * column[from + 32 slot + lane]. Weights are
 // a warp's own.
-template <typename T>
-OFL_DEVICE void AddColumns(const float* weights, const HeadRows<T>& columns, int from, float* room,
+OFL_DEVICE void AddColumns(const float* weights, const FloatRows& columns, int from, float* room,
                            float (&out)[kRowsOfWarp][kSlots]) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float* weight = weights + warp * kRowsOfWarp * kWeightPitch;
@@ -103,13 +87,12 @@ OFL_DEVICE void AddColumns(const float* weights, const HeadRows<T>& columns, int
 }
 
 // Elements [from, from + 256) of one row, each times `factor`.
-template <typename T>
-OFL_DEVICE void StoreRow(const float (&out)[kSlots], float factor, int from, int width, T* to) {
+OFL_DEVICE void StoreRow(const float (&out)[kSlots], float factor, int from, int width, float* to) {
   int lane = threadIdx.x % 32;
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
     int d = from + slot * 32 + lane;
-    if (d < width) to[d] = Store<T>(out[slot] * factor);
+    if (d < width) to[d] = out[slot] * factor;
   }
 }
 

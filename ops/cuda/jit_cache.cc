@@ -76,12 +76,4 @@ void JitCache::Store(const std::string& key, const std::string& code) const {
   }
 }
 
-std::string JitCache::DefaultFolder() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && *cache != 0) return std::string(cache) + "/oneflow_like";
-  const char* home = std::getenv("HOME");
-  if (home != nullptr && *home != 0) return std::string(home) + "/.cache/oneflow_like";
-  return "";
-}
-
 }  // namespace oneflow_like::cuda

@@ -18,9 +18,6 @@ class JitCache {
   void Store(const std::string& key, const std::string& code) const;
   std::string FileOf(const std::string& key) const;
 
-  // $XDG_CACHE_HOME/oneflow_like, else $HOME/.cache/oneflow_like, else none.
-  static std::string DefaultFolder();
-
  private:
   std::string folder_;
 };

@@ -218,7 +218,7 @@ Status CompileAndLoad(const std::string& source, const std::string& function, in
                       std::unique_ptr<LoadedKernel>* loaded) {
   const Nvrtc& nvrtc = TheNvrtc();
   if (!nvrtc.error.empty()) return Status(nvrtc.error);
-  JitCache cache(JitCache::DefaultFolder());
+  JitCache cache(CacheFolder());
   std::string key = Cat("NVRTC ", nvrtc.major, ".", nvrtc.minor, " sm_", architecture, " ", kNvrtcOptions[0],
                         " ", kNvrtcOptions[1], "\n", source);
   if (std::optional<std::string> code = cache.Load(key)) {

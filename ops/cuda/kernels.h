@@ -17,7 +17,7 @@ void AddLookupKernels(KernelRegistry* registry);         // lookup.cu
 void AddOptimizerKernels(KernelRegistry* registry);      // optimizer.cu
 void AddProductKernels(KernelRegistry* registry);        // product.cc
 void AddLinearKernels(KernelRegistry* registry);         // linear.cc
-void AddAttentionKernels(KernelRegistry* registry);      // attention.cu
+void AddAttentionKernels(KernelRegistry* registry);      // attention_choice.cu
 void AddSortKernels(KernelRegistry* registry);           // sort.cu
 void AddScanKernels(KernelRegistry* registry);           // scan.cu
 void AddLoopKernels(KernelRegistry* registry);           // loop.cu
@@ -31,6 +31,7 @@ void AddWithinKernels(KernelRegistry* registry);         // within.cu
 
 void AddTemporalClassificationKernels(KernelRegistry* registry);  // temporal_classification.cu
 void AddSolveKernels(KernelRegistry* registry);                   // solve.cu
+void AddLinearCrossEntropyKernels(KernelRegistry* registry);      // linear_cross_entropy.cc
 
 void AddConvolutionKernels(KernelRegistry* registry);  // convolution.cu
 void AddPoolingKernels(KernelRegistry* registry);      // pooling.cu

@@ -15,6 +15,10 @@
 
 namespace oneflow_like::cuda {
 
+// What a block has of dynamic shared memory without asking; the rest up to 48 KiB is left for shared arrays.
+// A launch asks for more itself: blocks of kMostShared run on every GPU from compute capability 8.0 on.
+constexpr size_t kUnaskedShared = size_t{32} << 10, kMostShared = size_t{96} << 10;
+
 #if defined(__CUDACC__)
 #define OFL_KERNEL __global__
 #define OFL_DEVICE __device__ __forceinline__
@@ -22,6 +26,8 @@ namespace oneflow_like::cuda {
 template <typename... Params, typename... Args>
 void Launch(void (*kernel)(Params...), const Grid& grid, cudaStream_t stream, Args... args) {
   if (grid.x == 0 || grid.y == 0) return;
+  if (grid.shared > kUnaskedShared)
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared));
   kernel<<<dim3(grid.x, grid.y), grid.threads, grid.shared, stream>>>(static_cast<Params>(args)...);
 }
 template <typename T>
@@ -36,6 +42,8 @@ __device__ T* DynamicShared() {
 template <typename... Params, typename... Args>
 void Launch(void (*kernel)(Params...), const Grid& grid, cudaStream_t stream, Args... args) {
   if (grid.x == 0 || grid.y == 0) return;
+  if (grid.shared > kUnaskedShared)
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared));
   cuda_emulator::LoadCode(reinterpret_cast<const void*>(kernel));
   cuda_emulator::Enqueue(stream, [=] {
     cuda_emulator::RunGrid(grid.x, grid.y, grid.threads, grid.shared,

@@ -8,6 +8,7 @@
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/row_sums.h"
+#include "ops/list_parts.h"
 
 namespace oneflow_like::cuda {
 
@@ -35,14 +36,14 @@ Held HeldOf(const TensorArg& arg, int axis) { return {arg.begin[axis], arg.exten
 // Row ids[i] of the table, of `words` words, to row i of y; zeros where the row is held elsewhere.
 template <typename Word>
 OFL_KERNEL void CopyRows(const Word* table, IndexView ids, Word* y, int64_t count, int64_t words, Held held,
-                         FaultPort port) {
+                         ListParts parts, FaultPort port) {
   int64_t each = words > 0 ? words : 1, total = count * each, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < total; at += step) {
     int64_t i = at / each, word = at - i * each, id = ids.At(i), row = id - held.begin;
-    if (word == 0) CheckIndex(ids, i, id, true, held.global, port);
+    if (word == 0 && parts.places == 0) CheckIndex(ids, i, id, true, held.global, port);
     if (words == 0) continue;
     Word value{};
-    if (row >= 0 && row < held.extent) value = table[row * words + word];
+    if (row >= 0 && row < held.extent && parts.Has(i, id)) value = table[row * words + word];
     y[at] = value;
   }
 }
@@ -52,12 +53,13 @@ Status TakeRows(const KernelContext& context, const LaunchContext& launch) {
   int64_t bytes = static_cast<int64_t>(SizeOf(table.dtype)), count = ids.elements();
   for (int axis = 1; axis < table.extent.rank(); ++axis) bytes *= table.extent[axis];
   Held held = HeldOf(table, 0);
+  const ListParts parts = PartsOf(context.spec.attrs, ids, table.global[0]);
   auto copy = [&](auto word) {
     using Word = decltype(word);
     int64_t words = bytes / static_cast<int64_t>(sizeof(Word));
     Grid grid{.x = BlocksFor(count * std::max<int64_t>(1, words), 256, launch.multiprocessors)};
     Launch(CopyRows<Word>, grid, launch.stream, table.as<Word>(), IndicesOf(ids), y.as<Word>(), count, words,
-           held, FaultOf(launch, 1));
+           held, parts, FaultOf(launch, 1));
   };
   if (bytes % 16 == 0 && Aligned(table.data) && Aligned(y.data)) {
     copy(uint4{});

@@ -32,6 +32,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddWithinKernels(registry);
   AddTemporalClassificationKernels(registry);
   AddSolveKernels(registry);
+  AddLinearCrossEntropyKernels(registry);
   AddConvolutionKernels(registry);
   AddPoolingKernels(registry);
   AddInterpolateKernels(registry);

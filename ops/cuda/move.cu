@@ -407,8 +407,11 @@ void AddMoveKernels(KernelRegistry* registry) {
   add("identity", CopyAll);
   add("stop_gradient", CopyAll);
   add("copy", CopyAll);
+  add("to_host", CopyAll);
+  add("from_host", CopyAll);
   add("reshape", CopyAll);
   add("whole_batch", CopyAll);
+  add("exchange", CopyAll);
   add("transpose", Transpose);
   add("broadcast_to", BroadcastTo);
   add("slice", SliceAxis);

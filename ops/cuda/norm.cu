@@ -7,6 +7,7 @@
 // through slower kernels that read them twice.
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/rows.h"
+#include "ops/cuda/walk.h"  // OFL_UNROLL
 
 namespace oneflow_like::cuda {
 namespace {
@@ -20,8 +21,9 @@ struct NormOperands {
   float share;  // 1 / width
 };
 
+// 64 registers: four blocks of 256 threads a multiprocessor.
 template <typename T, bool kCentred>
-OFL_KERNEL void NormRows(const T* x, T* y, NormOperands op, RowPlan plan) {
+OFL_KERNEL void __launch_bounds__(512, 2) NormRows(const T* x, T* y, NormOperands op, RowPlan plan) {
   OFL_SHARED float room[32];
   Team team(plan);
   for (int64_t row = team.first; row < plan.rows; row += team.stride) {
@@ -278,18 +280,29 @@ OFL_KERNEL void NormGradBands(FloatView dy, FloatView x, NormGradOperands op, bo
   if (centred) sums[op.width + c] = to_beta;
 }
 
-// dgamma, dbeta: the sums of all parts. 32 columns per block, its warps share the parts.
+// dgamma, dbeta: the sums of all parts. 32 columns per block, its warps share the parts and have kAtOnce of
+// them on their way: there are 8 parts for each multiprocessor, and fewer blocks than multiprocessors.
+constexpr int kFinishWarps = 32;
 OFL_KERNEL void FinishNormGrad(const float* sums, int parts, int width, int columns, FloatView dgamma,
                                FloatView dbeta) {
-  OFL_SHARED float room[8][32];
+  OFL_SHARED float room[kFinishWarps][32];
+  constexpr int kAtOnce = 8;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = static_cast<int>(blockIdx.x) * 32 + lane;
   float sum = 0.0f;
-  for (int part = warp; part < parts && column < columns; part += 8)
-    sum += sums[int64_t{part} * columns + column];
+  for (int first = warp; first < parts && column < columns; first += kFinishWarps * kAtOnce) {
+    float at[kAtOnce];
+    OFL_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      int part = first + i * kFinishWarps;
+      at[i] = part < parts ? sums[int64_t{part} * columns + column] : 0.0f;
+    }
+    OFL_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) sum += at[i];
+  }
   room[warp][lane] = sum;
   __syncthreads();
   if (warp != 0 || column >= columns) return;
-  for (int w = 1; w < 8; ++w) sum += room[w][lane];
+  for (int w = 1; w < kFinishWarps; ++w) sum += room[w][lane];
   if (column < width) {
     dgamma.Put(column, sum);
   } else {
@@ -358,9 +371,9 @@ Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
         .x = static_cast<unsigned>((width + 127) / 128), .y = static_cast<unsigned>(parts), .threads = 128};
     Launch(NormGradBands, bands, launch.stream, FloatsOf(dy), FloatsOf(x), op, kCentred);
   }
-  Launch(FinishNormGrad, Grid{.x = static_cast<unsigned>((columns + 31) / 32)}, launch.stream, op.sums,
-         static_cast<int>(parts), op.width, static_cast<int>(columns), FloatsOf(context.out[1]),
-         FloatsOf(context.out[kCentred ? 2 : 1]));
+  Grid finish{.x = static_cast<unsigned>((columns + 31) / 32), .threads = 32 * kFinishWarps};
+  Launch(FinishNormGrad, finish, launch.stream, op.sums, static_cast<int>(parts), op.width,
+         static_cast<int>(columns), FloatsOf(context.out[1]), FloatsOf(context.out[kCentred ? 2 : 1]));
   return Status();
 }
 

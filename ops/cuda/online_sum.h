@@ -24,13 +24,19 @@ struct OnlineSum {
     greatest = most;
   }
 
-  // The whole row's, to all threads of the team. A row of -inf alone has no sum: NaN, as the definition
-  // gives.
-  OFL_DEVICE OnlineSum Combined(const Team& team, float* room) const {
+  // The sum of what all threads of the team have, to all of them; relative to 0 of -inf alone.
+  OFL_DEVICE OnlineSum Joined(const Team& team, float* room) const {
     OnlineSum all;
     all.greatest = team.Max(greatest, room);
     float base = all.greatest == -INFINITY ? 0.0f : all.greatest;
     all.total = team.Sum(total * expf(greatest - base), room);
+    return all;
+  }
+
+  // The whole row's, to all threads of the team. A row of -inf alone has no sum: NaN, as the definition
+  // gives.
+  OFL_DEVICE OnlineSum Combined(const Team& team, float* room) const {
+    OnlineSum all = Joined(team, room);
     if (all.greatest == -INFINITY) all.total = NAN;
     return all;
   }

@@ -20,6 +20,10 @@ struct FloatView {
     if (dtype == DType::kBFloat16) return Load(static_cast<const BFloat16*>(data)[i]);
     return Load(static_cast<const Float16*>(data)[i]);
   }
+  // The view of what begins at element i.
+  OFL_DEVICE FloatView From(int64_t i) const {
+    return {static_cast<char*>(data) + i * (dtype == DType::kFloat32 ? 4 : 2), dtype};
+  }
   OFL_DEVICE void Put(int64_t i, float value) const {
     if (dtype == DType::kFloat32) {
       static_cast<float*>(data)[i] = value;

@@ -67,11 +67,12 @@ struct UpdateTensor {
   bool packed;
 };
 
-// What is updated by one launch.
-constexpr size_t kMostTensors = 44;
+// What is updated by one launch: models have hundreds of small tensors, but most launches few.
+constexpr size_t kFewTensors = 44, kManyTensors = 380;
+template <size_t kMost>
 struct UpdateList {
-  UpdateTensor items[kMostTensors];
-  uint32_t first[kMostTensors];  // block of each tensor; rising
+  UpdateTensor items[kMost];
+  uint32_t first[kMost];  // block of each tensor; rising
   int32_t size;
   int64_t stretch;     // elements of a block, a multiple of 4
   FloatView updates;   // no data: not asked for
@@ -79,7 +80,8 @@ struct UpdateList {
   FloatView rate;      // no data: as the numbers say
   const bool* finite;  // not there: yes
 };
-static_assert(sizeof(UpdateList) + sizeof(UpdateNumbers) + sizeof(void*) <= kMostArgumentBytes);
+static_assert(sizeof(UpdateList<kFewTensors>) + sizeof(UpdateNumbers) + sizeof(void*) <= kMostArgumentBytes);
+static_assert(sizeof(UpdateList<kManyTensors>) + sizeof(UpdateNumbers) + sizeof(void*) <= kManyArgumentBytes);
 
 // What a block's threads share of this step: filled by one of them.
 struct StepNumbers {
@@ -89,7 +91,8 @@ struct StepNumbers {
 
 // rate: the learning rate, for adam divided by 1 - beta1^steps; keep: 1 - lr decay; root: 1 / sqrt(1 -
 // beta2^steps).
-OFL_DEVICE void FillStep(const UpdateList& list, const UpdateNumbers& numbers, double decay,
+template <size_t kMost>
+OFL_DEVICE void FillStep(const UpdateList<kMost>& list, const UpdateNumbers& numbers, double decay,
                          const ActState* act, bool adam, StepNumbers* step) {
   double lr = list.rate.data == nullptr ? numbers.lr * FactorAt(numbers.schedule, act->step)
                                         : static_cast<double>(list.rate.At(0));
@@ -186,8 +189,8 @@ OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& nu
   if constexpr (kAdamLike<kRule>) op.new_v.template Write<N>(i, v);
 }
 
-template <Rule kRule, typename W, typename G>
-OFL_KERNEL void UpdateElements(UpdateList list, UpdateNumbers numbers, const ActState* act) {
+template <Rule kRule, typename W, typename G, size_t kMost>
+OFL_KERNEL void UpdateElements(UpdateList<kMost> list, UpdateNumbers numbers, const ActState* act) {
   OFL_SHARED StepNumbers step;
   constexpr int N = 4;
   const int t = ItemOf(list, blockIdx.x);
@@ -234,9 +237,12 @@ class UpdateKernel : public CudaKernel {
 
   static bool Wide(const KernelContext& context);
   UpdateTensor TensorOf(const KernelContext& context) const;
-  template <typename W, typename G>
-  void LaunchList(const UpdateList& list, unsigned blocks, const LaunchContext& launch) const {
-    cuda::Launch(UpdateElements<kRule, W, G>, Grid{.x = blocks}, launch.stream, list, numbers_, launch.act);
+  template <size_t kMost>
+  void LaunchSome(std::span<const KernelRun> runs, const LaunchContext& launch) const;
+  template <typename W, typename G, size_t kMost>
+  void LaunchList(const UpdateList<kMost>& list, unsigned blocks, const LaunchContext& launch) const {
+    cuda::Launch(UpdateElements<kRule, W, G, kMost>, Grid{.x = blocks}, launch.stream, list, numbers_,
+                 launch.act);
   }
 
   const UpdateNumbers numbers_;
@@ -265,8 +271,9 @@ size_t UpdateKernel<kRule>::Together(std::span<const KernelRun> runs) const {
     return Wide(run.context) == Wide(mine) && (!Wide(mine) || run.context.in[1].dtype == mine.in[1].dtype);
   };
   size_t count = 1;
-  while (count < std::min(runs.size(), kMostTensors) && joins(runs[count])) ++count;
-  return count > 1 && Independent(runs.first(count)) ? count : 1;
+  while (count < std::min(runs.size(), kManyTensors) && joins(runs[count])) ++count;
+  while (count > 1 && !Independent(runs.first(count))) count /= 2;
+  return count;
 }
 
 template <Rule kRule>
@@ -293,26 +300,33 @@ UpdateTensor UpdateKernel<kRule>::TensorOf(const KernelContext& context) const {
 
 template <Rule kRule>
 Status UpdateKernel<kRule>::LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) {
+  if (runs.size() <= kFewTensors) {
+    LaunchSome<kFewTensors>(runs, launch);
+  } else {
+    LaunchSome<kManyTensors>(runs, launch);
+  }
+  return Status();
+}
+
+template <Rule kRule>
+template <size_t kMost>
+void UpdateKernel<kRule>::LaunchSome(std::span<const KernelRun> runs, const LaunchContext& launch) const {
   const KernelContext& mine = runs[0].context;
-  UpdateList list{};
+  UpdateList<kMost> list{};
   for (const KernelRun& run : runs) {
     if (run.context.in[0].elements() == 0) continue;
     list.items[list.size++] = static_cast<UpdateKernel*>(run.kernel)->TensorOf(run.context);
   }
-  if (list.size == 0) return Status();
+  if (list.size == 0) return;
   const uint32_t blocks = DealOut(&list, 4 * 256, launch.multiprocessors);  // at least four elements a thread
   const size_t inputs = mine.in.size() - numbers_.rated;
   if (numbers_.rated) list.rate = FloatsOf(mine.in[inputs]);
   if (kAdamLike<kRule>) list.updates = FloatsOf(mine.in[kUpdates]);
   if (inputs > kFactor) list.factor = FloatsOf(mine.in[kFactor]);
-  if (inputs > kFactor + 1) list.finite = mine.in[kFactor + 1].as<bool>();
-  if (!Wide(mine)) {
-    LaunchList<AnyView, AnyView>(list, blocks, launch);
-  } else {
-    WithFloating(mine.in[1].dtype,
-                 [&](auto g) { LaunchList<TypedView<float>, TypedView<decltype(g)>>(list, blocks, launch); });
-  }
-  return Status();
+  if (inputs > kFactor + 1) list.finite = mine.in[kFactor + 1].template as<bool>();
+  if (!Wide(mine)) return LaunchList<AnyView, AnyView>(list, blocks, launch);
+  WithFloating(mine.in[1].dtype,
+               [&](auto g) { LaunchList<TypedView<float>, TypedView<decltype(g)>>(list, blocks, launch); });
 }
 
 template <Rule kRule>
@@ -410,6 +424,7 @@ void AddOptimizerKernels(KernelRegistry* registry) {
   registry->Add("adam", "cuda", MakeUpdate<Rule::kAdam>);
   registry->Add("adamw", "cuda", MakeUpdate<Rule::kAdamW>);
   registry->Add("assign", "cuda", MakeLaunchKernel(Assign));
+  registry->Add("assign_host", "cuda", MakeLaunchKernel(Assign));
   registry->Add("learning_rate", "cuda", MakeLaunchKernel(LearningRate));
   registry->Add("clip_factor", "cuda", MakeLaunchKernel(ClipFactor));
   registry->Add("unscale", "cuda", MakeLaunchKernel(Unscale));

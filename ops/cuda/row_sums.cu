@@ -431,7 +431,10 @@ Status SumRowsByIndex(const KernelContext& context, const LaunchContext& launch)
   const TensorArg &ids = context.in[0], &dtable = context.out[0];
   int64_t width = 1;
   for (int axis = 1; axis < dtable.extent.rank(); ++axis) width *= dtable.extent[axis];
-  return SumRows(PlainKeys(ids, dtable), context.in[1], width, nullptr, dtable, launch);
+  RowKeys keys = PlainKeys(ids, dtable);
+  keys.parts = PartsOf(context.spec.attrs, ids, dtable.global[0]);
+  keys.check = keys.parts.places == 0;
+  return SumRows(keys, context.in[1], width, nullptr, dtable, launch);
 }
 
 }  // namespace oneflow_like::cuda

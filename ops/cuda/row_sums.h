@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/cuda/operand.h"
+#include "ops/list_parts.h"
 
 namespace oneflow_like::cuda {
 
@@ -20,6 +21,7 @@ struct RowKeys {
   IndexView lengths;
   int64_t room = 1, first = 0;
   bool check = true;  // ids outside [0, global) are a fault
+  ListParts parts;    // of a plain list
 
   OFL_DEVICE int64_t Id(int64_t position) const {  // where its index stands
     return shared ? position % each / columns : position;
@@ -31,7 +33,7 @@ struct RowKeys {
   OFL_DEVICE int Row(int64_t position, int rows) const {
     const int64_t local = ids.At(plain ? position : Id(position)) - begin;
     if (local < 0 || local >= extent || !Counts(position)) return rows;
-    if (plain) return static_cast<int>(local);
+    if (plain) return parts.Has(position, begin + local) ? static_cast<int>(local) : rows;
     return static_cast<int>((position / each * extent + local) * columns + position % columns);
   }
 };

@@ -97,8 +97,8 @@ struct Size {
   static constexpr int value = N;
 };
 
-// This thread's part of a row: `use(c, n, read(c, n))` for every n elements from c on. Four packs are on
-// their way at once, so `read` must not depend on what an earlier `use` wrote.
+// This thread's part of a row: `use(c, n, read(c, n))` for every n elements from c on. Up to four packs
+// are on their way at once, so `read` must not depend on what an earlier `use` wrote.
 template <typename T, typename Read, typename Use>
 OFL_DEVICE void ForRow(const Cut& cut, const Team& team, Read read, Use use) {
   constexpr int N = kPackOf<T>;
@@ -114,7 +114,15 @@ OFL_DEVICE void ForRow(const Cut& cut, const Team& team, Read read, Use use) {
     use(c + 2 * step, pack, p2);
     use(c + 3 * step, pack, p3);
   }
-  for (; c < cut.end; c += step) use(c, pack, read(c, pack));
+  if (c < cut.end) {  // up to three more
+    const bool two = c + step < cut.end, three = c + 2 * step < cut.end;
+    auto p0 = read(c, pack), p1 = p0, p2 = p0;
+    if (two) p1 = read(c + step, pack);
+    if (three) p2 = read(c + 2 * step, pack);
+    use(c, pack, p0);
+    if (two) use(c + step, pack, p1);
+    if (three) use(c + 2 * step, pack, p2);
+  }
   for (int t = cut.end + team.me; t < cut.width; t += team.size) use(t, one, read(t, one));
 }
 

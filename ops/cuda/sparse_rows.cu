@@ -8,6 +8,7 @@
 #include "ops/cuda/row_sums.h"
 #include "ops/cuda/sort.h"
 #include "ops/language/schedule.h"
+#include "ops/list_parts.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -72,10 +73,18 @@ OFL_KERNEL void SumRuns(Runs list, FloatView grad, void* rows, bool wide, float*
   }
 }
 
-Status UniqueRows(const KernelContext& context, const LaunchContext& launch) {
-  const TensorArg &ids = context.in[0], &rows = context.out[0], &values = context.out[1];
+// `count` places of it from `first` on.
+TensorArg PartOf(const TensorArg& list, int64_t first, int64_t count) {
+  TensorArg part = list;
+  const int64_t width = list.extent.rank() > 1 ? list.extent[1] : 1;
+  part.data = list.as<char>() + first * width * static_cast<int64_t>(SizeOf(list.dtype));
+  part.extent[0] = count;
+  return part;
+}
+
+Status UniqueRowsOfPart(const TensorArg& ids, const TensorArg& grad, const TensorArg& rows,
+                        const TensorArg& values, const LaunchContext& launch) {
   const int64_t count = ids.elements();
-  if (count == 0) return Status();
   const int64_t most = static_cast<int64_t>(launch.workspace_bytes / (2 * sizeof(SortEntry) + 16));
   if (count + 2 > most) return Status(Cat("a GPU sorts at most ", most, " ids, but there are ", count));
   auto* entries = static_cast<SortEntry*>(launch.workspace);
@@ -87,7 +96,20 @@ Status UniqueRows(const KernelContext& context, const LaunchContext& launch) {
   const Runs runs{sorted, starts, count, values.extent[1]};
   const int64_t elements = values.extent[1] > 0 ? values.elements() : count;
   Launch(SumRuns, Grid{.x = BlocksFor(elements, 256, launch.multiprocessors)}, launch.stream, runs,
-         FloatsOf(context.in[1]), rows.data, rows.dtype == DType::kInt64, values.as<float>());
+         FloatsOf(grad), rows.data, rows.dtype == DType::kInt64, values.as<float>());
+  return Status();
+}
+
+Status UniqueRows(const KernelContext& context, const LaunchContext& launch) {
+  const int64_t all = context.in[0].elements();
+  const ListParts parts = PartsOf(context.spec.attrs, context.in[0], 0);
+  const int64_t count = parts.places > 0 ? parts.places : all;
+  for (int64_t first = 0; first < all; first += count) {
+    const auto part = [&](const TensorArg& list) { return PartOf(list, first, count); };
+    Status status = UniqueRowsOfPart(part(context.in[0]), part(context.in[1]), part(context.out[0]),
+                                     part(context.out[1]), launch);
+    if (!status.ok()) return status;
+  }
   return Status();
 }
 
@@ -99,6 +121,7 @@ constexpr int kOutside = 0, kFalls = 1;
 struct Touched {
   IndexView rows;
   int64_t count, begin, extent, global, width;
+  ListParts parts;
   const Fault* fault;
 
   // Whether CheckTouched, launched before, found the list wrong: a row that stands there twice would be
@@ -108,14 +131,26 @@ struct Touched {
     const int64_t row = rows.At(i);
     if (row < 0) return -1;
     if (row >= global) return kOutside;
-    return i > 0 && (rows.At(i - 1) < 0 || rows.At(i - 1) >= row) ? kFalls : -1;
+    return !parts.Begins(i) && (rows.At(i - 1) < 0 || rows.At(i - 1) >= row) ? kFalls : -1;
+  }
+  // The row of place i, counted from the first held here; -1: none of these.
+  OFL_DEVICE int64_t Local(int64_t i) const {
+    const int64_t row = rows.At(i), local = row - begin;
+    return row >= 0 && local >= 0 && local < extent && parts.Has(i, row) ? local : -1;
   }
 };
 
-Touched ListOf(const TensorArg& rows, const TensorArg& table, const LaunchContext& launch) {
+Touched ListOf(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &rows = context.in[1], &table = context.out[0];
   const int64_t width = table.extent.rank() > 1 ? table.extent[1] : 1;
-  return {IndicesOf(rows), rows.elements(), table.begin[0], table.extent[0],
-          table.global[0], width,           launch.fault};
+  return {IndicesOf(rows),
+          rows.elements(),
+          table.begin[0],
+          table.extent[0],
+          table.global[0],
+          width,
+          PartsOf(context.spec.attrs, rows, table.global[0]),
+          launch.fault};
 }
 
 // Of several that are wrong the first is reported.
@@ -159,8 +194,8 @@ OFL_KERNEL void UpdateRows(Touched list, Numbers numbers, const ActState* act, F
   const float decay = static_cast<float>(numbers.decay);
   const int64_t total = list.count * list.width, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < total; at += step) {
-    const int64_t row = list.rows.At(at / list.width), local = row - list.begin;
-    if (row < 0 || local < 0 || local >= list.extent) continue;
+    const int64_t local = list.Local(at / list.width);
+    if (local < 0) continue;
     const int64_t to = local * list.width + at % list.width;
     const float weight = table.At(to);
     table.Put(to, weight - rate * (factor * values.At(at) + decay * weight));
@@ -172,8 +207,8 @@ OFL_KERNEL void AddSquares(Touched list, Numbers numbers, FloatView squares, Flo
   const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < list.count; i += step) {
-    const int64_t row = list.rows.At(i), local = row - list.begin;
-    if (row < 0 || local < 0 || local >= list.extent) continue;
+    const int64_t local = list.Local(i);
+    if (local < 0) continue;
     state.Put(local, state.At(local) + factor * factor * squares.At(i));
   }
 }
@@ -186,8 +221,8 @@ OFL_KERNEL void AdaptRows(Touched list, Numbers numbers, const ActState* act, Fl
   const float eps = static_cast<float>(numbers.eps);
   const int64_t total = list.count * list.width, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < total; at += step) {
-    const int64_t row = list.rows.At(at / list.width), local = row - list.begin;
-    if (row < 0 || local < 0 || local >= list.extent) continue;
+    const int64_t local = list.Local(at / list.width);
+    if (local < 0) continue;
     const int64_t to = local * list.width + at % list.width;
     table.Put(to, table.At(to) - lr / (sqrtf(state.At(local)) + eps) * values.At(at));
   }
@@ -200,7 +235,7 @@ void CheckRows(const Touched& list, const LaunchContext& launch) {
 
 Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
-  const Touched list = ListOf(context.in[1], table, launch);
+  const Touched list = ListOf(context, launch);
   CheckRows(list, launch);
   Status copied = CopyTo(context.in[0], table, launch);
   if (!copied.ok()) return copied;
@@ -211,7 +246,7 @@ Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
 
 Status AddSquaresToRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& state = context.out[0];
-  const Touched list = ListOf(context.in[1], state, launch);
+  const Touched list = ListOf(context, launch);
   CheckRows(list, launch);
   Status copied = CopyTo(context.in[0], state, launch);
   if (!copied.ok()) return copied;
@@ -222,7 +257,7 @@ Status AddSquaresToRows(const KernelContext& context, const LaunchContext& launc
 
 Status AdagradRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
-  const Touched list = ListOf(context.in[1], table, launch);
+  const Touched list = ListOf(context, launch);
   CheckRows(list, launch);
   Status copied = CopyTo(context.in[0], table, launch);
   if (!copied.ok()) return copied;

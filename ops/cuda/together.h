@@ -8,8 +8,9 @@
 
 namespace oneflow_like::cuda {
 
-// Arguments are copied with every launch: no more of them than any GPU takes.
-constexpr size_t kMostArgumentBytes = 4096;
+// Arguments are copied with every launch: no more of them than any GPU takes; and where there is much to
+// launch at once, no more than CUDA 12.1 and driver 530 take.
+constexpr size_t kMostArgumentBytes = 4096, kManyArgumentBytes = 32764;
 
 // The item that a block is for. REQUIRES: list.first[i] is the first block of item i of list.size, rising.
 template <typename List>

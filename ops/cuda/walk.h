@@ -10,8 +10,10 @@
 
 #if defined(__CUDA_ARCH__)
 #define OFL_UNROLL _Pragma("unroll")
+#define OFL_ROLLED _Pragma("unroll 1")
 #else
 #define OFL_UNROLL
+#define OFL_ROLLED
 #endif
 
 namespace oneflow_like::cuda {
