@@ -374,7 +374,13 @@ void Actor::CountWrites() {
 
 void Actor::TellWatch() {
   if (WriteWatch* watch = slot().watch.get())
-    for (const std::string& variable : variables) watch->BeforeWrite(rank, variable);
+    for (const std::string& variable : variables) {
+      const DeviceEvent* read = synchronous ? nullptr : watch->WritesAfter(rank, variable);
+      if (read != nullptr)
+        device_stream->WaitFor(*read);
+      else
+        watch->BeforeWrite(rank, variable);
+    }
 }
 
 void Actor::CountReads() {

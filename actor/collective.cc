@@ -69,13 +69,13 @@ class LocalMember final : public CollectiveMember {
 
   std::shared_ptr<Group> group_;
   const CollectiveSpec spec_;
-  const int me_;
+  const int me_, rows_;  // rows_: the axis that is counted
   Reduce reduce_;
   std::vector<std::vector<RegionWork>> work_;  // one entry, or one for each micro-batch
   Go go_;
   Done done_;
   // Of the act under way: written by this member before it arrives, read by all after the last has arrived.
-  std::vector<void*> in_, out_;  // by operand
+  std::vector<void*> in_, out_;  // by operand; in_: then counts
   int micro_batch_ = 0;
   bool ok_ = true;
 };
@@ -126,9 +126,13 @@ class Group {
 
 LocalMember::LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spec,
                          const plan::Collective& collective)
-    : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
+    : group_(std::move(group)),
+      spec_(spec),
+      me_(collective.me()),
+      rows_(collective.rows()),
+      reduce_(ParseReduce(collective.reduce())) {
   go_.member = done_.member = this;
-  in_.reserve(OperandsOf(collective));
+  in_.reserve(OperandsOf(collective) + 1);
   out_.reserve(OperandsOf(collective));
   work_ = ReadyWork(spec, collective);
 }
@@ -149,14 +153,22 @@ void LocalMember::Work() {
     for (size_t i = 0; i < w.from.size(); ++i)
       w.from[i].data = group_->members_[w.sources[i]]->in_[w.operand];
     for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dests[i]]->out_[w.operand];
+    Box moved = w.box;
+    if (w.count >= 0) {
+      const CountedBox parts = PartsOf(w, rows_, in_.back());
+      CombineBox(spec_.dtype, Reduce::kSum, parts.behind, nullptr, 0, w.to.data(),
+                 static_cast<int>(w.to.size()));
+      moved = parts.moved;
+      if (moved.empty()) continue;
+    }
     if (w.from.size() == 1) {
-      ForEachBlock(w.box, kBlockBytes / static_cast<int64_t>(SizeOf(spec_.dtype)), [&](const Box& block) {
+      ForEachBlock(moved, kBlockBytes / static_cast<int64_t>(SizeOf(spec_.dtype)), [&](const Box& block) {
         for (const Piece& to : w.to) CopyBox(spec_.dtype, block, w.from[0], to);
       });
     } else {
       Reduce reduce =
           reduce_ == Reduce::kNone ? Reduce::kSum : reduce_;  // only nothing comes here: the identity
-      CombineBox(spec_.dtype, reduce, w.box, w.from.data(), static_cast<int>(w.from.size()), w.to.data(),
+      CombineBox(spec_.dtype, reduce, moved, w.from.data(), static_cast<int>(w.from.size()), w.to.data(),
                  static_cast<int>(w.to.size()));
     }
   }

@@ -49,6 +49,7 @@ struct CollectiveSpec {
   Device* device = nullptr;
   DeviceStream* stream = nullptr;
   CollectiveListener* listener = nullptr;
+  std::vector<int64_t> positions = {};  // of each act in the order of the job (plan.Actor)
 };
 
 class Collectives {

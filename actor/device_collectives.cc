@@ -14,6 +14,7 @@
 
 #include "actor/region_work.h"
 #include "core/device/backend.h"
+#include "core/device/communicators.h"
 #include "core/plan/plan_values.h"
 
 namespace oneflow_like {
@@ -107,7 +108,7 @@ EventMember::EventMember(std::shared_ptr<EventGroup> group, const CollectiveSpec
                          const plan::Collective& collective)
     : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
   done_.member = this;
-  in_.reserve(OperandsOf(collective));
+  in_.reserve(OperandsOf(collective) + 1);
   out_.reserve(OperandsOf(collective));
   work_ = ReadyWork(spec, collective);
 }
@@ -175,6 +176,9 @@ std::vector<size_t> Bytes(const google::protobuf::RepeatedPtrField<plan::Box>& b
   for (const plan::Box& box : boxes) bytes.push_back(ToBox(box).elements() * SizeOf(dtype));
   return bytes;
 }
+size_t CountsBytes(const plan::Collective& collective) {
+  return static_cast<size_t>(collective.counts()) * SizeOf(DType::kInt32);
+}
 size_t Most(const std::vector<size_t>& bytes) {
   return bytes.empty() ? 0 : std::max<size_t>(1, *std::max_element(bytes.begin(), bytes.end()));
 }
@@ -196,6 +200,7 @@ class StagedMember final : public CollectiveMember, private CollectiveListener {
       add(Bytes(piece.in(), spec.dtype), &in_);
       add(Bytes(piece.out(), spec.dtype), &out_);
     }
+    if (collective.counts() > 0) add({CountsBytes(collective)}, &in_);
     for (const HostCopy& copy : in_) in_host_.push_back(copy.memory->data());
     for (const HostCopy& copy : out_) out_host_.push_back(copy.memory->data());
     CollectiveSpec on_host = spec;
@@ -428,12 +433,8 @@ class DeviceCollectives final : public Collectives {
     std::stable_sort(groups.begin(), groups.end(),
                      [](const auto& a, const auto& b) { return a.size() > b.size(); });
     for (size_t g = 0; g < groups.size(); ++g) {
-      auto parent = std::find_if(groups.begin(), groups.begin() + g, [&](const std::vector<int>& larger) {
-        return std::all_of(groups[g].begin(), groups[g].end(), [&](int rank) {
-          return std::find(larger.begin(), larger.end(), rank) != larger.end();
-        });
-      });
-      MakeEnds(groups[g], parent == groups.begin() + g ? nullptr : &*parent, ids[Name(groups[g])]);
+      const size_t parent = ParentOf(groups, g);
+      MakeEnds(groups[g], parent == g ? nullptr : &groups[parent], ids[Name(groups[g])]);
     }
     for (auto& [ranks, members] : library_members_) {
       for (auto& [me, member] : members) member->SetGroup(connected_[ranks][me].get());
@@ -517,6 +518,7 @@ GroupMemory MemoryOfMember(const plan::Collective& collective, DType dtype, Grou
       const plan::Piece& piece = PieceOf(collective, i, collective.me());
       memory.host += static_cast<int64_t>(Most(Bytes(piece.in(), dtype)) + Most(Bytes(piece.out(), dtype)));
     }
+    memory.host += static_cast<int64_t>(CountsBytes(collective));
   }
   return memory;
 }

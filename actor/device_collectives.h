@@ -6,6 +6,8 @@
 //   staged   anything else (members on the host, several processes sharing a card): through memory of the
 //            host and the collectives of threads or processes
 // All members of a group make the same choice, from what all processes report about their ranks.
+// Counts of rows are on the devices: with events and in the library's calls all rows go, up to the bound, and
+// no host waits for a count; staged, those that are counted.
 #pragma once
 
 #include <algorithm>

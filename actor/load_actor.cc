@@ -118,12 +118,19 @@ void LoadHostTensor(const plan::Plan& plan, const LoadContext& context, Actor* a
 
 void JoinCollective(const plan::Plan& plan, Collectives* collectives, Actor* actor) {
   const KernelCall& call = actor->kernels[0];
-  const int operands = OperandsOf(actor->spec->collective());
-  for (size_t end : {call.in().size(), call.out().size()})
-    if (end != 0 && static_cast<int>(end) != operands)
-      Fail("collective ", actor->spec->name(), " has ", end, " operands but pieces of ", operands);
+  const plan::Collective& collective = actor->spec->collective();
+  const int operands = OperandsOf(collective), counts = collective.counts() > 0 ? 1 : 0;
+  for (const auto& [end, given] : {std::pair(call.in().size(), counts), std::pair(call.out().size(), 0)})
+    if ((end != 0 || given != 0) && static_cast<int>(end) != operands + given)
+      Fail("collective ", actor->spec->name(), " has ", end, " operands but pieces of ", operands,
+           given != 0 ? " and counts" : "");
+  if (counts != 0)
+    if (const TensorArg& arg = call.in().back();
+        arg.dtype != DType::kInt32 || arg.elements() != collective.counts())
+      Fail("collective ", actor->spec->name(), " reads ", arg.elements(), " counts of ", Name(arg.dtype),
+           " where it has ", collective.counts(), " of i32");
   for (const TensorArg& arg : call.args)
-    if (arg.dtype != call.args[0].dtype)
+    if (!(counts != 0 && &arg == &call.in().back()) && arg.dtype != call.args[0].dtype)
       Fail("collective ", actor->spec->name(), " moves ", Name(call.args[0].dtype), " and ", Name(arg.dtype),
            " at a time");
   actor->pieces.resize(call.args.size());
@@ -132,11 +139,12 @@ void JoinCollective(const plan::Plan& plan, Collectives* collectives, Actor* act
   spec.actor = actor->spec->name();
   spec.dtype = call.args.empty() ? DType::kFloat32 : call.args[0].dtype;
   spec.acts = actor->acts;
+  spec.positions.assign(actor->spec->position().begin(), actor->spec->position().end());
   spec.worker = actor->shard->worker;
   spec.device = actor->device;
   spec.stream = actor->device_stream;
   spec.listener = actor;
-  actor->member = collectives->Join(spec, actor->spec->collective());
+  actor->member = collectives->Join(spec, collective);
 }
 
 }  // namespace

@@ -42,6 +42,8 @@ struct StepProfile {
   // including warm-up steps; refusals, recordings and bytes are the current values. Zero without such
   // devices.
   BackendCounts devices;
+  // Bytes of communicators on these devices, as planned. BackendCounts::other_bytes counts what they take.
+  int64_t communicator_bytes = 0;
 };
 
 // Puts them (by label) into the profile: the seconds of each category, and the hottest first.

@@ -32,6 +32,9 @@ RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collecti
   };
   for (int s : work.sources) work.from.push_back(piece(s, true));
   for (int d : work.dests) work.to.push_back(piece(d, false));
+  if (work.count >= collective.counts() || (work.count >= 0 && collective.rows() >= work.box.extent.rank()))
+    Fail("collective ", spec.actor, ": region ", work.box.str(), " has count ", work.count, " of ",
+         collective.counts(), " along axis ", collective.rows());
   if (collective.reduce().empty() && work.sources.size() > 1)
     Fail("collective ", spec.actor, ": region ", work.box.str(), " has ", work.sources.size(),
          " sources and no way to combine them");
@@ -42,6 +45,8 @@ RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collecti
 
 void CheckMembers(const CollectiveSpec& spec, const plan::Collective& collective) {
   const int members = collective.rank_size(), pieces = collective.piece_size(), me = collective.me();
+  if (collective.counts() > 0 && OperandsOf(collective) != 1)
+    Fail("collective ", spec.actor, " counts rows of ", OperandsOf(collective), " operands");
   if (me < 0 || me >= members || pieces == 0 || pieces % members != 0)
     Fail("collective ", spec.actor, " has ", members, " members and ", pieces,
          " pieces, and this rank is member ", me);

@@ -35,6 +35,9 @@ class WriteWatch {
   // Called on any worker before an act that writes the variable, possibly several times for one variable. On
   // an asynchronous device earlier work may not be done yet.
   virtual void BeforeWrite(int rank, const std::string& variable) = 0;
+  // On an asynchronous device: what the act's stream waits for before it writes, in place of BeforeWrite.
+  // nullptr: nothing of the kind.
+  virtual const DeviceEvent* WritesAfter(int /*rank*/, const std::string& /*variable*/) { return nullptr; }
 };
 
 // The memory of the ranks of one process: variables by name, and arenas, which the plans of the store use one
@@ -48,7 +51,8 @@ class Store {
   const std::vector<int>& ranks() const;
   Device* device(int rank) const;  // REQUIRES: hosted here
   // Creates the plan's variables that do not exist yet (running their initialisers) and grows arenas to the
-  // plan's size. Throws Error when memory is short, or a variable exists with another type, shape or box.
+  // plan's size. A variable that the plan has on the host goes there. Throws Error when memory is short, or a
+  // variable exists with another type, shape or box.
   // REQUIRES: no step in flight.
   void Prepare(const plan::Plan& plan, const KernelRegistry& registry);
   // Local piece of a variable, nullptr when this rank has none.
@@ -59,12 +63,13 @@ class Store {
     Dims global;
     Box box;
     int64_t bytes;
+    bool on_host = false;  // in memory of Device::AllocateHost
   };
   std::vector<VariableInfo> Variables(int rank) const;
   const VariableInfo* Find(int rank, const std::string& name) const;  // nullptr when this rank has none
   char* Arena(int rank, const std::string& memory = "device") const;  // nullptr when there is none
-  int64_t ArenaBytes(int rank) const;                                 // of all
-  int64_t PersistentBytes(int rank) const;
+  int64_t ArenaBytes(int rank, const std::string& memory = "device") const;
+  int64_t PersistentBytes(int rank, const std::string& memory = "device") const;  // of variables
   // Steps launched from now on call `watch` before their writes; steps in flight keep their watch. nullptr:
   // none.
   void SetWatch(std::shared_ptr<WriteWatch> watch);

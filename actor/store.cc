@@ -35,10 +35,29 @@ Status RunAlone(Device* device, Kernel* kernel, const KernelContext& context) {
   return status;
 }
 
+std::unique_ptr<Memory> Allocate(Device* device, const Store::VariableInfo& info) {
+  const std::string what = Cat("variable '", info.name, "'");
+  return info.on_host ? device->AllocateHost(info.bytes, what + " on the host")
+                      : device->Allocate(info.bytes, what);
+}
+
+// A plan may want on the host what another has made on the device. It stays there, where kernels can read it.
+void MoveToHost(Device* device, Store::Impl::Rank* rank, Store::Impl::Variable* variable) {
+  Store::VariableInfo info = variable->info;
+  info.on_host = true;
+  std::unique_ptr<Memory> memory = Allocate(device, info);
+  device->CopyOut(memory->data(), variable->data, static_cast<size_t>(info.bytes));
+  rank->persistent_bytes -= info.bytes;
+  rank->persistent_host_bytes += info.bytes;
+  variable->info = info;
+  variable->data = rank->addresses[info.name] = static_cast<char*>(memory->data());
+  variable->memory = std::move(memory);
+}
+
 Store::Impl::Variable MakeVariable(Device* device, const plan::Plan& plan, const plan::Variable& variable,
                                    Store::VariableInfo info, const KernelRegistry& registry) {
   Store::Impl::Variable made;
-  made.memory = device->Allocate(info.bytes, Cat("variable '", info.name, "'"));
+  made.memory = Allocate(device, info);
   made.data = static_cast<char*>(made.memory->data());
   made.info = std::move(info);
   KernelSpec spec = ToSpec(variable.init());
@@ -117,11 +136,12 @@ void Store::Prepare(const plan::Plan& plan, const KernelRegistry& registry) {
   Impl::Rank& rank = impl_->At(plan.rank());
   std::map<std::string, Impl::Variable> made;
   for (const plan::Variable& variable : plan.variable()) {
-    VariableInfo info{variable.name(), ToDType(variable.dtype()), ToDims(variable.global()),
-                      ToBox(variable.box()), variable.bytes()};
+    VariableInfo info{variable.name(),       ToDType(variable.dtype()), ToDims(variable.global()),
+                      ToBox(variable.box()), variable.bytes(),          IsOnHost(variable)};
     auto there = rank.variables.find(info.name);
     if (there != rank.variables.end()) {
       CheckSame(there->second.info, info, plan.rank());
+      if (info.on_host && !there->second.info.on_host) MoveToHost(rank.device.get(), &rank, &there->second);
       continue;
     }
     int64_t needed = info.box.elements() * static_cast<int64_t>(SizeOf(info.dtype));
@@ -136,7 +156,7 @@ void Store::Prepare(const plan::Plan& plan, const KernelRegistry& registry) {
     GrowArena(rank.device.get(), plan.name(), arena, &rank.arenas[arena.memory()]);
   // Nothing below throws for want of a device's memory: a failed Prepare leaves the variables as they were.
   for (auto& [name, variable] : made) {
-    rank.persistent_bytes += variable.info.bytes;
+    (variable.info.on_host ? rank.persistent_host_bytes : rank.persistent_bytes) += variable.info.bytes;
     rank.addresses[name] = variable.data;
     rank.variables[name] = std::move(variable);
   }
@@ -166,13 +186,16 @@ char* Store::Arena(int rank, const std::string& memory) const {
   return found == arenas.end() ? nullptr : found->second.base;
 }
 
-int64_t Store::ArenaBytes(int rank) const {
-  int64_t bytes = 0;
-  for (const auto& [memory, arena] : impl_->At(rank).arenas) bytes += arena.bytes;
-  return bytes;
+int64_t Store::ArenaBytes(int rank, const std::string& memory) const {
+  const auto& arenas = impl_->At(rank).arenas;
+  auto found = arenas.find(memory);
+  return found == arenas.end() ? 0 : found->second.bytes;
 }
 
-int64_t Store::PersistentBytes(int rank) const { return impl_->At(rank).persistent_bytes; }
+int64_t Store::PersistentBytes(int rank, const std::string& memory) const {
+  const Impl::Rank& of_rank = impl_->At(rank);
+  return memory == "host" ? of_rank.persistent_host_bytes : of_rank.persistent_bytes;
+}
 
 void Store::SetWatch(std::shared_ptr<WriteWatch> watch) {
   std::lock_guard<std::mutex> lock(impl_->launch_mutex);

@@ -28,7 +28,7 @@ struct Store::Impl {
     std::map<std::string, Variable> variables;
     std::map<std::string, char*> addresses;  // of the variables; entries stay where they are
     std::map<std::string, Arena> arenas;     // by kind of memory; entries stay, too
-    int64_t persistent_bytes = 0;
+    int64_t persistent_bytes = 0, persistent_host_bytes = 0;
   };
   std::vector<int> order;
   std::map<int, Rank> ranks;

@@ -47,6 +47,7 @@ class PaperPlan {
       collective->set_id(actor.collective().id());
       collective->set_primitive(actor.collective().primitive());
       collective->set_me(actor.collective().me());
+      collective->set_share(actor.collective().share());
       out->add_kernel()->set_node(actor.kernel(0).node());
       return;
     }

@@ -1,4 +1,4 @@
-// Giving variables a value: assign, assign_slice in place, and copy.
+// Giving variables a value: assign, assign_slice in place, and copy; copies from and to the host.
 #include <cstring>
 
 #include "ops/language/calls.h"
@@ -82,17 +82,47 @@ std::string SliceAxes(const OpCall& call) {
   return "variable[" + axes[0] + "], value[" + axes[1] + "], begin[" + begin + "] -> new[" + axes[0] + "]";
 }
 
+std::string AssignAxes(const OpCall& call) {
+  std::string axes = "[" + Letters(0, call.shapes[0].rank()) + "]";
+  return "variable" + axes + ", value" + axes + " -> new" + axes;
+}
+
+// Copies between the memory of a device and that of its host, which the compiler inserts (place_on_host,
+// offload_activations). They are ends of graphs that gradients have been made of.
+void AddHostCopies(Catalog* catalog) {
+  OpDef copy{.name = "to_host",
+             .doc = "x in the memory of the host.",
+             .axes = "x[..] -> y[..]",
+             .linear = {{"x"}},
+             .grad = [](const GradCall& call) { return call.dout; },
+             .category = kHostCopies,
+             .flops = NoFlops,
+             .reference = CopyReference,
+             .precision = Precision::kFollow,
+             .samples = {{.in = {{6, 4}}}, {.in = {{2, 3, 5}}, .dtypes = {DType::kInt32}}, {.in = {{}}}}};
+  catalog->Add(copy);
+  copy.name = "from_host";
+  copy.doc = "x, which lies in the memory of the host, in that of the device.";
+  catalog->Add(copy);
+  catalog->Add(
+      {.name = "assign_host",
+       .doc = "A variable in the memory of the host takes the value.",
+       .axes_of = AssignAxes,
+       .check = CheckAssign,
+       .category = kHostCopies,
+       .flops = NoFlops,
+       .reference = AssignReference,
+       .inplace = {{0, 0}},
+       .samples = {{.in = {{5, 7}, {5, 7}}}, {.in = {{3}, {3}}, .dtypes = {DType::kInt32, DType::kInt32}}}});
+}
+
 }  // namespace
 
 void AddAssign(Catalog* catalog) {
   catalog->Add({
       .name = "assign",
       .doc = "The variable takes the value when the step's other readers have read what it held.",
-      .axes_of =
-          [](const OpCall& call) {
-            std::string axes = "[" + Letters(0, call.shapes[0].rank()) + "]";
-            return "variable" + axes + ", value" + axes + " -> new" + axes;
-          },
+      .axes_of = AssignAxes,
       .check = CheckAssign,
       .flops = [](const BoundRule&) { return 0.0; },
       .reference = AssignReference,
@@ -126,6 +156,7 @@ void AddAssign(Catalog* catalog) {
                    .attrs = {{"axis", int64_t{1}}},
                    .dtypes = {DType::kFloat32, DType::kFloat32, DType::kInt32}}},
   });
+  AddHostCopies(catalog);
   catalog->Add({
       .name = "copy",
       .doc = "x itself, in memory of its own.",

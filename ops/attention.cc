@@ -415,8 +415,10 @@ std::vector<Sample> Samples(bool grad) {
 }
 
 ComputeUnit UnitOfAttention(const KernelSpec& spec, bool gradient) {
-  const std::string refused = CudaAttentionScratchOf(spec, gradient).refused;
-  return {refused.empty() ? ComputeUnit::Kind::kLibrary : ComputeUnit::Kind::kPlain, refused};
+  if (spec.in[gradient ? 1 : 0].dtype == DType::kFloat32)
+    return {ComputeUnit::Kind::kPlain, "its operands are f32"};
+  const bool library = CudaAttentionScratchOf(spec, gradient).refused.empty();
+  return {library ? ComputeUnit::Kind::kLibrary : ComputeUnit::Kind::kTile};
 }
 
 }  // namespace
@@ -427,8 +429,12 @@ CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradien
   const AttentionMasks masks = MasksOf(spec.attrs, first_mask);
   const int64_t batch = q.extent[0], queries = q.extent[1], keys = k.extent[1], width = q.extent[3];
   CudaAttentionScratch scratch;
-  const auto refused = [](const auto&... why) { return CudaAttentionScratch{.refused = Cat(why...)}; };
-  if (q.dtype == DType::kFloat32) return refused("its operands are f32");
+  if (q.dtype == DType::kFloat32) return {.refused = "its operands are f32"};
+  const int64_t own = TensorAttentionBytes(gradient, masks.bias >= 0, batch, q.extent[2], queries, keys);
+  if (own > kStreamWorkspaceBytes) scratch.work = own;
+  const auto refused = [&](const auto&... why) {
+    return CudaAttentionScratch{.work = scratch.work, .refused = Cat(why...)};
+  };
   if (spec.attrs.Float("dropout", 0) != 0) return refused("a library's dropout draws other numbers");
   if (masks.bias >= 0) return refused("it has a bias");
   if (width % 8 != 0 || width > kMostLibraryAttentionWidth || width != v.extent[3])
@@ -443,7 +449,7 @@ CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradien
   }
   if (!gradient) return scratch;
   const int64_t bytes = LibraryAttentionGradScratch(batch, q.extent[2], k.extent[2], queries, keys, width);
-  if (bytes > kStreamWorkspaceBytes) scratch.library = bytes;
+  if (bytes > kStreamWorkspaceBytes) scratch.work = std::max(scratch.work, bytes);
   return scratch;
 }
 

@@ -1,7 +1,11 @@
-// The scratch of attention and its gradient where a GPU's library computes them (ops/cuda/flash.h). What
-// documents and positions hide is written out as a mask. The gradient's deterministic kernels keep the
-// gradient of every score, in 16 bits; where heads share keys also the gradients of keys and values of every
-// head, before they are added up.
+// The scratch of attention and its gradient in 16 bits on a GPU.
+//
+// By a library (ops/cuda/flash.h): what documents and positions hide is written out as a mask. The gradient's
+// deterministic kernels keep the gradient of every score, in 16 bits; where heads share keys also the
+// gradients of keys and values of every head, before they are added up.
+//
+// By our own kernels, for what the library does not take: a number for each query of each head, and a few for
+// each 32 positions.
 #pragma once
 
 #include <cstdint>
@@ -52,16 +56,33 @@ inline int64_t LibraryAttentionGradScratch(int64_t batch, int64_t heads, int64_t
   return by_sequence > 0 ? by_sequence : most(key_heads, [&](int64_t n) { return bytes(1, n); });
 }
 
+// What is known of so many queries or keys at a time: one PlaceRange, and for each pair of them a byte that
+// says whether a bias leaves any score above minus infinity.
+inline constexpr int kRangedRows = 32;
+struct PlaceRange {
+  int64_t low, high;  // positions
+  int64_t low_document, high_document;
+};
+
+// What our own kernels need for a piece.
+inline int64_t TensorAttentionBytes(bool gradient, bool bias, int64_t batch, int64_t heads, int64_t queries,
+                                    int64_t keys) {
+  const auto ranges = [](int64_t rows) { return (rows + kRangedRows - 1) / kRangedRows; };
+  const int64_t of_ranges = batch * (ranges(queries) + ranges(keys)) * int64_t{sizeof(PlaceRange)};
+  const int64_t of_queries = gradient ? (batch * heads * queries + 1) / 2 * 8 : 0;  // floats
+  return of_ranges + of_queries + (bias ? batch * heads * ranges(queries) * ranges(keys) : 0);
+}
+
 // The widest heads that any of these libraries takes.
 inline constexpr int64_t kMostLibraryAttentionWidth = 256;
 
 struct CudaAttentionScratch {
   int64_t mask = 0;     // at its beginning; 0: none
-  int64_t library = 0;  // behind that; 0: the work space of the stream is enough
+  int64_t work = 0;     // behind that; 0: the work space of the stream is enough
   std::string refused;  // why the library does not take the operands; empty: it does
-  int64_t bytes() const { return mask + library; }
+  int64_t bytes() const { return mask + work; }
 };
-// Of attention or attention_grad on a CUDA device: no bytes where the library does not take the operands.
+// Of attention or attention_grad on a CUDA device.
 CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradient);
 
 }  // namespace oneflow_like

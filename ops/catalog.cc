@@ -21,11 +21,13 @@ const Catalog& BuiltinCatalog() {
     AddSparseRows(all);
     AddGroupedMatmul(all);
     AddRoutes(all);
+    AddRankRoutes(all);
     AddConstant(all);
     AddMatmul(all);
     AddLinear(all);
     AddSoftmax(all);
     AddCrossEntropy(all);
+    AddLinearCrossEntropy(all);
     AddNorm(all);
     AddEmbedding(all);
     AddAttention(all);

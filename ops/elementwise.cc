@@ -333,7 +333,9 @@ void AddWhereAndCast(Catalog* catalog) {
   catalog->Add(std::move(choose));
 
   OpDef convert =
-      UnaryOp("cast", "x in another type. To a narrower one it rounds, so it does not carry partial sums.",
+      UnaryOp("cast",
+              "x in another type. To a narrower one it rounds, so it does not carry partial sums. Attribute "
+              "\"terms\" says otherwise: with 1 each term of a sum is rounded, with 0 the sum must be made.",
               Cast, nullptr);
   convert.check = [](const OpCall& call) {
     RequireAttr(call, "dtype");
@@ -350,8 +352,9 @@ void AddWhereAndCast(Catalog* catalog) {
   convert.linear_of = [](const OpCall& call) {
     DType from = call.dtypes[0], to = from;
     ParseDType(call.attrs->Str("dtype"), &to);
-    bool exact = from == to || (IsFloating(from) && to == DType::kFloat32);
-    return exact ? std::vector<std::set<std::string>>{{"x"}} : std::vector<std::set<std::string>>{};
+    const bool exact = from == to || (IsFloating(from) && to == DType::kFloat32);
+    const bool carries = call.attrs->Has("terms") ? call.attrs->Int("terms") == 1 : exact;
+    return carries ? std::vector<std::set<std::string>>{{"x"}} : std::vector<std::set<std::string>>{};
   };
   convert.grad = [](const GradCall& c) {
     bool flows = IsFloating(c.in[0].dtype()) && IsFloating(c.out[0].dtype());
@@ -362,7 +365,8 @@ void AddWhereAndCast(Catalog* catalog) {
   convert.samples = {{.in = {{6, 4}}, .attrs = {{"dtype", std::string("f32")}}},
                      {.in = {{6, 4}}, .attrs = {{"dtype", std::string("bf16")}}},
                      {.in = {{6, 4}}, .attrs = {{"dtype", std::string("f32")}}, .dtypes = {DType::kInt32}},
-                     {.in = {{6, 4}}, .attrs = {{"dtype", std::string("i64")}}}};
+                     {.in = {{6, 4}}, .attrs = {{"dtype", std::string("i64")}}},
+                     {.in = {{6, 4}}, .attrs = {{"dtype", std::string("f32")}, {"terms", int64_t{0}}}}};
   catalog->Add(std::move(convert));
 }
 

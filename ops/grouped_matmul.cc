@@ -1,6 +1,7 @@
 // grouped_matmul: rows of x in runs, one for each expert, times that expert's matrix; and gradients. Rows
 // know from counts, which are whole, whose they are, so every other axis may be cut: a rank that holds some
-// experts gives their rows and zeros for the others. Rows may be of parts (p), each with counts of its own.
+// experts gives their rows and zeros for the others. Rows may be of parts (p), each with counts of its own;
+// and of ranks with experts of their own (r), each with parts.
 #include "ops/groups.h"
 #include "ops/language/functional.h"
 #include "ops/manifest.h"
@@ -50,7 +51,34 @@ Status GradWeightOfPart(const KernelContext& context) {
 Status GroupedMatmul(const KernelContext& context) {
   return ForEachPart(context, kGroupedRanks, GroupedMatmulOfPart);
 }
+// x[r p n k], dy[r p n m] -> dw[r e k m], a sum over parts.
+Status GradWeightOfRanks(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &dy = context.in[1], &counts = context.in[2], &dw = context.out[0];
+  const int64_t parts = x.extent[1], rows = x.extent[2], k = x.extent[3], m = dy.extent[3],
+                experts = dw.extent[1];
+  for (int64_t r = 0; r < dw.extent[0]; ++r)
+    for (int64_t part = 0; part < parts; ++part)
+      if (Status s = CheckCounts(PartOf(PartOf(counts, r), part), x.global[2]); !s.ok()) return s;
+  for (int64_t i = 0; i < dw.elements(); ++i) {
+    const int64_t r = i / (experts * k * m), e = i / (k * m) % experts, row_of_w = i / m % k, column = i % m;
+    double sum = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t at = r * parts + part;
+      const TensorArg one = PartOf(PartOf(x, r), part);
+      ForGroups(PartOf(PartOf(counts, r), part), one, dw.begin[1] + e, 1,
+                [&](int64_t, int64_t begin, int64_t end) {
+                  for (int64_t row = begin; row < end; ++row)
+                    sum += LoadFloat(x, (at * rows + row) * k + row_of_w) *
+                           LoadFloat(dy, (at * rows + row) * m + column);
+                });
+    }
+    StoreFloat(dw, i, sum);
+  }
+  return Status();
+}
+
 Status GroupedMatmulGradWeight(const KernelContext& context) {
+  if (context.in[0].global.rank() == 4) return GradWeightOfRanks(context);
   return ForEachPart(context, kGroupedWeightRanks, GradWeightOfPart);
 }
 
@@ -65,13 +93,32 @@ void CheckCountsOperand(const OpCall& call, int64_t experts) {
 
 // "p " of an operand that is of parts, if the call has parts: then x has three axes.
 std::string PartsLabel(const OpCall& call, size_t input, int rank) {
+  if (call.shapes[0].rank() == 4) return "r p ";
   return call.shapes[0].rank() == 3 && call.shapes[input].rank() > rank ? "p " : "";
 }
 
-double GroupedFlops(const BoundRule& rule) {
-  const auto parts = rule.extents.find("p");
-  return 2.0 * rule.extents.at("n") * static_cast<double>(rule.extents.at("k")) * rule.extents.at("m") *
-         static_cast<double>(parts == rule.extents.end() ? 1 : parts->second);
+// Of all rows, or of those that are expected to be in a run: attribute "share".
+std::function<double(const BoundRule&)> GroupedFlops(const Attrs& attrs) {
+  return [share = attrs.Float("share", 1)](const BoundRule& rule) {
+    double flops = 2.0 * share * static_cast<double>(rule.extents.at("n")) *
+                   static_cast<double>(rule.extents.at("k")) * static_cast<double>(rule.extents.at("m"));
+    for (const char* label : {"r", "p"})
+      if (const auto parts = rule.extents.find(label); parts != rule.extents.end())
+        flops *= static_cast<double>(parts->second);
+    return flops;
+  };
+}
+
+// 16-bit operands: ops/cuda/product_tile.h.
+ComputeUnit UnitOfGrouped(const KernelSpec& spec) {
+  ComputeUnit unit = UnitOfProducts(spec);
+  if (unit.kind == ComputeUnit::Kind::kLibrary) unit.kind = ComputeUnit::Kind::kTile;
+  return unit;
+}
+
+Attrs WithShare(const GradCall& c, Attrs attrs) {
+  if (c.attrs.Has("share")) attrs.Set("share", c.attrs.Float("share"));
+  return attrs;
 }
 
 std::vector<Tensor> GroupedMatmulGrad(const GradCall& c) {
@@ -80,12 +127,13 @@ std::vector<Tensor> GroupedMatmulGrad(const GradCall& c) {
   bool transposed = c.attrs.Int("transposed", 0) != 0;
   std::vector<Tensor> din(3);
   if (c.wanted[0])
-    din[0] = Apply(graph, "grouped_matmul", {dy, w, counts}, {{"transposed", int64_t{!transposed}}})[0];
+    din[0] = Apply(graph, "grouped_matmul", {dy, w, counts},
+                   WithShare(c, {{"transposed", int64_t{!transposed}}}))[0];
   if (c.wanted[1]) {
-    Attrs experts = {{"experts", w.shape()[w.shape().rank() - 3]}};
+    const Attrs experts = WithShare(c, {{"experts", w.shape()[w.shape().rank() - 3]}});
     std::vector<Tensor> in =
         transposed ? std::vector<Tensor>{dy, x, counts} : std::vector<Tensor>{x, dy, counts};
-    const bool of_parts = x.shape().rank() > w.shape().rank() - 1;
+    const bool of_parts = x.shape().rank() == 3 && w.shape().rank() == 3;
     din[1] = Apply(graph, "grouped_matmul_grad_weight", in, experts)[0];
     if (of_parts) din[1] = sum(din[1], {0});
   }
@@ -97,8 +145,10 @@ std::vector<Tensor> GroupedMatmulGradWeightGrad(const GradCall& c) {
   GraphBuilder* graph = c.in[0].graph();
   Tensor x = c.in[0], dy = c.in[1], counts = c.in[2], dw = c.dout[0];
   std::vector<Tensor> din(3);
-  if (c.wanted[0]) din[0] = Apply(graph, "grouped_matmul", {dy, dw, counts}, {{"transposed", int64_t{1}}})[0];
-  if (c.wanted[1]) din[1] = Apply(graph, "grouped_matmul", {x, dw, counts}, {{"transposed", int64_t{0}}})[0];
+  if (c.wanted[0])
+    din[0] = Apply(graph, "grouped_matmul", {dy, dw, counts}, WithShare(c, {{"transposed", int64_t{1}}}))[0];
+  if (c.wanted[1])
+    din[1] = Apply(graph, "grouped_matmul", {x, dw, counts}, WithShare(c, {{"transposed", int64_t{0}}}))[0];
   return din;
 }
 
@@ -110,9 +160,9 @@ void AddProduct(Catalog* catalog) {
   def.axes_of = [](const OpCall& call) {
     bool transposed = call.attrs->Int("transposed", 0) != 0;
     RequireInputs(call, 3);
-    const std::string x = PartsLabel(call, 0, 2);
-    return Cat("x[", x, "n k], w[", PartsLabel(call, 1, 3), transposed ? "e m k" : "e k m", "], counts[", x,
-               "c] -> y[", x, "n m]");
+    const std::string x = PartsLabel(call, 0, 2), w = x == "r p " ? "r " : PartsLabel(call, 1, 3);
+    return Cat("x[", x, "n k], w[", w, transposed ? "e m k" : "e k m", "], counts[", x, "c] -> y[", x,
+               "n m]");
   };
   def.folds = {{"k", Reduce::kSum}, {"e", Reduce::kSum}};
   def.whole = {"c"};
@@ -124,12 +174,14 @@ void AddProduct(Catalog* catalog) {
     if (call.dtypes[0] != call.dtypes[1])
       Fail(call.who, ": x is ", Name(call.dtypes[0]), " but w is ", Name(call.dtypes[1]),
            "; cast one of them");
+    const double share = call.attrs->Float("share", 1);
+    if (!(share > 0 && share <= 1)) Fail(call.who, ": share is ", share, " but must be above 0, at most 1");
     const int rank = call.shapes[1].rank();
     if (rank >= 3) CheckCountsOperand(call, call.shapes[1][rank - 3]);
   };
   def.category = "matmul";
-  def.flops = GroupedFlops;
-  def.cuda_unit = OnPlainCores;
+  def.flops_of = GroupedFlops;
+  def.cuda_unit = UnitOfGrouped;
   def.grad = GroupedMatmulGrad;
   def.reference = GroupedMatmul;
   def.precision = Precision::kNarrow;
@@ -139,7 +191,9 @@ void AddProduct(Catalog* catalog) {
                  {{{7, 2}, {3, 5, 2}, {3}}, transposed, {f, f, l}, 3},
                  {{{5, 3}, {1, 3, 4}, {1}}, plain, {f, f, l}, 6},
                  {{{3, 7, 2}, {2, 2, 4}, {3, 2}}, plain, {f, f, i}, 4},
-                 {{{2, 5, 3}, {2, 2, 4, 3}, {2, 2}}, transposed, {f, f, l}, 3}};
+                 {{{2, 5, 3}, {2, 2, 4, 3}, {2, 2}}, transposed, {f, f, l}, 3},
+                 {{{2, 3, 5, 3}, {2, 2, 3, 4}, {2, 3, 2}}, plain, {f, f, i}, 3},
+                 {{{3, 1, 4, 2}, {3, 1, 5, 2}, {3, 1, 1}}, transposed, {f, f, i}, 5}};
   catalog->Add(std::move(def));
 }
 
@@ -151,9 +205,14 @@ void AddGradWeight(Catalog* catalog) {
   grad.axes_of = [](const OpCall& call) {
     RequireInputs(call, 3);
     const std::string p = PartsLabel(call, 0, 2);
-    return Cat("x[", p, "n k], dy[", p, "n m], counts[", p, "c] -> dw[", p, "e k m]");
+    const bool ranks = p == "r p ";
+    return Cat("x[", p, "n k], dy[", p, "n m], counts[", p, "c] -> dw[", ranks ? "r " : p, "e k m]");
   };
-  grad.folds = {{"n", Reduce::kSum}};
+  grad.folds_of = [](const OpCall& call) {
+    std::map<std::string, Reduce> sums = {{"n", Reduce::kSum}};
+    if (call.shapes.size() == 3 && PartsLabel(call, 0, 2) == "r p ") sums["p"] = Reduce::kSum;
+    return sums;
+  };
   grad.whole = {"c"};
   grad.linear = {{"x"}, {"dy"}};
   grad.extents = [](const OpCall& call) {
@@ -170,15 +229,16 @@ void AddGradWeight(Catalog* catalog) {
     CheckCountsOperand(call, call.attrs->Int("experts"));
   };
   grad.category = "matmul";
-  grad.flops = GroupedFlops;
-  grad.cuda_unit = OnPlainCores;
+  grad.flops_of = GroupedFlops;
+  grad.cuda_unit = UnitOfGrouped;
   grad.grad = GroupedMatmulGradWeightGrad;
   grad.reference = GroupedMatmulGradWeight;
   grad.precision = Precision::kNarrow;
   grad.typed = true;
   grad.samples = {{{{9, 4}, {9, 2}, {3}}, {{"experts", int64_t{3}}}, {f, f, i}, 4},
                   {{{5, 3}, {5, 4}, {1}}, {{"experts", int64_t{1}}}, {f, f, l}, 6},
-                  {{{3, 7, 2}, {3, 7, 4}, {3, 2}}, {{"experts", int64_t{2}}}, {f, f, i}, 4}};
+                  {{{3, 7, 2}, {3, 7, 4}, {3, 2}}, {{"experts", int64_t{2}}}, {f, f, i}, 4},
+                  {{{2, 3, 5, 3}, {2, 3, 5, 4}, {2, 3, 2}}, {{"experts", int64_t{2}}}, {f, f, i}, 3}};
   catalog->Add(std::move(grad));
 }
 

@@ -31,30 +31,50 @@ inline TensorArg PartOf(const TensorArg& of, int64_t part) {
   return one;
 }
 
-// Runs a kernel of three operands, the last of them counts, for each part where counts are of parts [p e];
-// what has one axis more than `ranks` says of it is of parts, too.
+// The axes of operands that have none of parts.
 struct RanksWithoutParts {
   int in[2], out;
 };
-template <typename Kernel>
-Status ForEachPart(const KernelContext& context, const RanksWithoutParts& ranks, Kernel&& kernel) {
-  if (context.in[2].global.rank() == 1) return kernel(context);
-  for (int64_t part = 0; part < context.in[2].extent[0]; ++part) {
-    TensorArg in[3] = {context.in[0], context.in[1], PartOf(context.in[2], part)}, out = context.out[0];
+// Runs kernel(part, adds) of three operands, the last of them counts. Where counts are of parts [p e], for
+// each of them; what has one axis more than `ranks` says is of parts, too. Where they are [r p e] all
+// operands have an axis r, and a result without p is the sum over parts: the kernel makes it for the first
+// and adds to it for others. Without parts held here a sum is `clear`ed.
+template <typename Kernel, typename Clear>
+Status ForEachPart(const KernelContext& context, const RanksWithoutParts& ranks, Kernel&& kernel,
+                   Clear&& clear) {
+  const TensorArg& counts = context.in[2];
+  if (counts.global.rank() == 1) return kernel(context, false);
+  const auto run = [&](const KernelContext& whole, int64_t part, bool of_ranks, auto&& body) {
+    TensorArg in[3] = {whole.in[0], whole.in[1], PartOf(whole.in[2], part)}, out = whole.out[0];
     for (int i = 0; i < 2; ++i)
-      if (in[i].global.rank() > ranks.in[i]) in[i] = PartOf(in[i], part);
-    if (out.global.rank() > ranks.out) out = PartOf(out, part);
-    const Status done = kernel({context.spec,
-                                in,
-                                {&out, 1},
-                                context.scratch,
-                                context.step,
-                                context.time,
-                                context.times,
-                                context.seed});
+      if (of_ranks || in[i].global.rank() > ranks.in[i]) in[i] = PartOf(in[i], part);
+    const bool summed = !of_ranks && out.global.rank() <= ranks.out;
+    if (!summed) out = PartOf(out, part);
+    return body(
+        KernelContext{
+            whole.spec, in, {&out, 1}, whole.scratch, whole.step, whole.time, whole.times, whole.seed},
+        summed && part > 0);
+  };
+  const auto for_parts = [&](const KernelContext& whole) {
+    if (whole.in[2].extent[0] == 0 && whole.out[0].global.rank() <= ranks.out) return clear(whole.out[0]);
+    for (int64_t part = 0; part < whole.in[2].extent[0]; ++part)
+      if (const Status done = run(whole, part, false, kernel); !done.ok()) return done;
+    return Status();
+  };
+  if (counts.global.rank() == 2) return for_parts(context);
+  for (int64_t rank = 0; rank < counts.extent[0]; ++rank) {
+    const Status done =
+        run(context, rank, true, [&](const KernelContext& of_rank, bool) { return for_parts(of_rank); });
     if (!done.ok()) return done;
   }
   return Status();
+}
+// Of kernels whose result has parts where counts have.
+template <typename Kernel>
+Status ForEachPart(const KernelContext& context, const RanksWithoutParts& ranks, Kernel&& kernel) {
+  return ForEachPart(
+      context, ranks, [&](const KernelContext& part, bool) { return kernel(part); },
+      [](const TensorArg&) { return Status(); });
 }
 constexpr RanksWithoutParts kGroupedRanks = {{2, 3}, 2};        // x, w -> y
 constexpr RanksWithoutParts kGroupedWeightRanks = {{2, 2}, 3};  // x, dy -> dw

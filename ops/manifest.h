@@ -22,7 +22,7 @@ void AddReshape(Catalog* catalog);
 void AddShapeOps(Catalog* catalog);
 // ops/gather.cc
 void AddGather(Catalog* catalog);
-// ops/sort.cc ... ops/routes.cc
+// ops/sort.cc ... ops/rank_routes.cc
 void AddSort(Catalog* catalog);
 void AddTake(Catalog* catalog);
 void AddScatterMax(Catalog* catalog);
@@ -31,6 +31,7 @@ void AddEmbeddingBag(Catalog* catalog);
 void AddSparseRows(Catalog* catalog);
 void AddGroupedMatmul(Catalog* catalog);
 void AddRoutes(Catalog* catalog);
+void AddRankRoutes(Catalog* catalog);
 // ops/constant.cc
 void AddConstant(Catalog* catalog);
 // ops/matmul.cc ... ops/optimizer.cc
@@ -38,6 +39,7 @@ void AddMatmul(Catalog* catalog);
 void AddLinear(Catalog* catalog);
 void AddSoftmax(Catalog* catalog);
 void AddCrossEntropy(Catalog* catalog);
+void AddLinearCrossEntropy(Catalog* catalog);
 void AddNorm(Catalog* catalog);
 void AddEmbedding(Catalog* catalog);
 void AddAttention(Catalog* catalog);

@@ -59,6 +59,7 @@ InnerKernels ReferenceInner() {
 Work::Kind KindOfWork(const std::string& category) {
   return category == "attention"                             ? Work::Kind::kAttention
          : category == "matmul" || category == "convolution" ? Work::Kind::kProduct
+         : category == kHostCopies                           ? Work::Kind::kHostCopy
                                                              : Work::Kind::kOther;
 }
 
@@ -106,6 +107,7 @@ BoundRule BindOp(const OpDef& def, const OpCall& call) {
   notes.linear = def.linear_of ? def.linear_of(call) : def.linear;
   notes.whole = def.whole_of ? def.whole_of(call) : def.whole;
   notes.expandable = def.expandable;
+  notes.along = def.along;
   std::map<std::string, int64_t> given;
   if (def.extents) given = def.extents(call);
   return Bind(call.who, axes, notes, call.shapes, given);

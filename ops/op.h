@@ -72,6 +72,7 @@ struct OpDef {
   std::set<std::string> whole;
   std::function<std::set<std::string>(const OpCall&)> whole_of;
   std::set<std::string> expandable;
+  std::map<std::string, std::string> along;
   // Labels that the rule reduces or has whole, but that micro-batches may cut: each micro-batch then has a
   // result of its own.
   std::function<std::set<std::string>(const OpCall&)> turns_of;
@@ -124,6 +125,7 @@ struct OpDef {
   std::string scalar;
   bool view = false;              // the output has the input's bytes (reshape)
   bool random = false;            // draws by attribute "key" (DrawKey), the step and global positions
+  bool stays = false;             // its results wait for gradients: it is not computed again
   bool whole_batch = false;       // labels in `whole` that micro-batches cut are gathered over all of them
   bool each_micro_batch = false;  // without operands, but each micro-batch has a result of its own
   std::vector<std::pair<int, int>> inplace;  // (output, input): an update; the output replaces the variable
@@ -157,7 +159,10 @@ inline ComputeUnit OnPlainCores(const KernelSpec&) {
   return {ComputeUnit::Kind::kPlain, "it has no kernel on tensor cores"};
 }
 
-// Of an operator's category: products and convolutions, attention, or other work.
+// The category of copies between the memory of a device and that of its host.
+inline constexpr char kHostCopies[] = "host copies";
+// Of an operator's category: products and convolutions, attention, copies from and to the host, or other
+// work.
 Work::Kind KindOfWork(const std::string& category);
 
 // OpDef::flops of operators that only move numbers.

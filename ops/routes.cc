@@ -5,15 +5,13 @@
 #include "ops/routes.h"
 
 #include "ops/along_axis.h"
+#include "ops/choice_queue.h"
 #include "ops/language/sparse.h"
 
 namespace oneflow_like {
 namespace {
 
 // --- Reference kernels ---------------------------------------------------------------------------
-
-// Choices queue at their expert: first choices of all tokens, then second ones, each in the order of tokens.
-bool Earlier(int64_t a, int64_t b, int64_t k) { return a % k != b % k ? a % k < b % k : a < b; }
 
 // Of more choices than there is room for, the first of the queue stay, or those of the greatest weight, and
 // of equal ones the first. A NaN is the least.
@@ -29,18 +27,11 @@ Status Route(const KernelContext& context) {
   for (int64_t pool = 0; pool < chosen.extent[0]; ++pool) {
     const int64_t first = pool * choices;
     auto expert = [&](int64_t i) { return LoadInt(chosen, first + i); };
-    auto weight = [&](int64_t i) {
-      const double w = LoadFloat(*weights, first + i);
-      return std::isnan(w) ? -INFINITY : w;
-    };
-    auto stays_before = [&](int64_t a, int64_t b) {
-      if (weights && weight(a) != weight(b)) return weight(a) > weight(b);
-      return Earlier(a, b, k);
-    };
+    const ChoiceQueue queue{weights, first, k};
     int32_t* const place = places.as<int32_t>() + first;
     for (int64_t i = 0; i < choices; ++i) {
       int64_t before = 0;
-      for (int64_t j = 0; j < choices; ++j) before += expert(j) == expert(i) && stays_before(j, i);
+      for (int64_t j = 0; j < choices; ++j) before += expert(j) == expert(i) && queue.StaysBefore(j, i);
       place[i] = before < room ? 0 : -1;
     }
     for (int64_t e = 0; e < all; ++e) {
@@ -54,7 +45,7 @@ Status Route(const KernelContext& context) {
       if (place[i] < 0) continue;
       int64_t slot = 0;
       for (int64_t j = 0; j < choices; ++j)
-        slot += expert(j) == expert(i) && place[j] >= 0 && Earlier(j, i, k);
+        slot += expert(j) == expert(i) && place[j] >= 0 && queue.Earlier(j, i);
       place[i] = static_cast<int32_t>(expert(i) * room + slot);
       slots.as<int32_t>()[(pool * all + expert(i)) * room + slot] = static_cast<int32_t>(i);
     }
@@ -67,7 +58,7 @@ Status TakeRows(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
   const RouteTables tables = TablesOf(context.in[1], context.in[2]);
-  const int64_t width = x.extent[2];
+  const int64_t width = x.extent.back();
   for (int64_t row = 0; row < tables.rows(); ++row) {
     const int64_t choice = tables.ChoiceOf(row);
     const double weight = weights && choice >= 0 ? LoadFloat(*weights, choice) : 1;
@@ -82,7 +73,7 @@ Status ReturnRows(const KernelContext& context) {
   const TensorArg &y = context.in[0], &x = context.out[0];
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
   const RouteTables tables = TablesOf(context.in[1], context.in[2]);
-  const int64_t width = x.extent[2];
+  const int64_t width = x.extent.back();
   for (int64_t i = 0; i < x.elements(); ++i) {
     double sum = 0;
     for (int64_t choice = i / width * tables.k; choice < (i / width + 1) * tables.k; ++choice) {
@@ -99,7 +90,7 @@ Status ReturnRows(const KernelContext& context) {
 Status DotRows(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.in[1], &d = context.out[0];
   const RouteTables tables = TablesOf(context.in[2], context.in[3]);
-  const int64_t width = x.extent[2];
+  const int64_t width = x.extent.back();
   for (int64_t choice = 0; choice < d.elements(); ++choice) {
     const int64_t row = tables.RowOf(choice);
     double sum = 0;
@@ -134,7 +125,25 @@ std::vector<std::set<std::string>> LinearRows(const OpCall& call, const std::str
   return {{rows}};
 }
 
-std::string WeightsLine(const OpCall& call) { return Weighed(call) ? ", weights[p n k]" : ""; }
+// The lines of tokens, places and tables. At ranks (sort_choices) each rank and pool has one run of places.
+struct RowLines {
+  bool at_ranks;
+  std::string tokens, rows, tables, choices;
+  // `places`: the number of that operand.
+  RowLines(const OpCall& call, size_t places)
+      : at_ranks(call.shapes.size() > places && call.shapes[places].rank() == 4),
+        tokens(at_ranks ? "[r p n w]" : "[p n w]"),
+        rows(at_ranks ? "[r p c w]" : "[e p c w]"),
+        tables(at_ranks ? "slots[r p c], places[r p n k]" : "slots[p e c], places[p n k]"),
+        choices(at_ranks ? "[r p n k]" : "[p n k]") {}
+  // Labels that are summed where places are.
+  std::map<std::string, Reduce> Sums() const {
+    if (at_ranks) return {{"c", Reduce::kSum}};
+    return {{"c", Reduce::kSum}, {"e", Reduce::kSum}};
+  }
+  std::string Weights(const OpCall& call) const { return Weighed(call) ? ", weights" + choices : ""; }
+};
+constexpr size_t kPlacesOfRows = 2, kPlacesOfDots = 3;
 
 // The tables, and what follows them.
 std::vector<Tensor> Behind(Tensor rows, const GradCall& c, size_t first) {
@@ -174,12 +183,15 @@ struct RouteShapes {
 };
 RouteShapes OneChoice() { return {{5, 3, 4}, {2, 5, 2, 4}, {5, 2, 2}, {5, 3, 1}}; }
 RouteShapes TwoChoices() { return {{6, 2, 3}, {1, 6, 3, 3}, {6, 1, 3}, {6, 2, 2}}; }
+RouteShapes ChoicesAtRanks() { return {{2, 3, 4, 3}, {2, 3, 5, 3}, {2, 3, 5}, {2, 3, 4, 2}}; }
 
 // Of x or y, without weights and with them.
 std::vector<Sample> RowsSamples(bool taken) {
   using enum DType;
-  const RouteShapes one = OneChoice(), two = TwoChoices();
-  return {{.in = {taken ? one.x : one.y, one.slots, one.places}, .dtypes = {kFloat32, kInt32, kInt32}},
+  const RouteShapes one = OneChoice(), two = TwoChoices(), ranks = ChoicesAtRanks();
+  return {{.in = {taken ? ranks.x : ranks.y, ranks.slots, ranks.places, ranks.places},
+           .dtypes = {kFloat32, kInt32, kInt32, kFloat32}},
+          {.in = {taken ? one.x : one.y, one.slots, one.places}, .dtypes = {kFloat32, kInt32, kInt32}},
           {.in = {taken ? two.x : two.y, two.slots, two.places, two.places},
            .dtypes = {kFloat32, kInt32, kInt32, kFloat32}}};
 }
@@ -215,6 +227,7 @@ void AddRouteTables(Catalog* catalog) {
   def.dtypes = [](const OpCall&) { return std::vector<DType>(3, DType::kInt32); };
   def.flops = [](const BoundRule& rule) { return static_cast<double>(rule.in[0].shape.elements()); };
   def.stops_gradient = true;
+  def.stays = true;
   def.any_type = true;
   def.reference = Route;
   auto attrs = [](int64_t experts, int64_t room) {
@@ -234,7 +247,8 @@ void AddTakeRows(Catalog* catalog) {
   def.name = "take_rows";
   def.doc = "Tokens at their places among the rows of experts, 0 at places that none fills.";
   def.axes_of = [](const OpCall& call) {
-    return Cat("x[p n w], slots[p e c], places[p n k]", WeightsLine(call), " -> y[e p c w]");
+    const RowLines lines(call, kPlacesOfRows);
+    return Cat("x", lines.tokens, ", ", lines.tables, lines.Weights(call), " -> y", lines.rows);
   };
   def.folds = {{"n", Reduce::kSum}};
   def.whole = {"k"};
@@ -254,9 +268,10 @@ void AddReturnRows(Catalog* catalog) {
   def.name = "return_rows";
   def.doc = "For each token the sum of the rows at its places, each times its weight.";
   def.axes_of = [](const OpCall& call) {
-    return Cat("y[e p c w], slots[p e c], places[p n k]", WeightsLine(call), " -> x[p n w]");
+    const RowLines lines(call, kPlacesOfRows);
+    return Cat("y", lines.rows, ", ", lines.tables, lines.Weights(call), " -> x", lines.tokens);
   };
-  def.folds = {{"e", Reduce::kSum}, {"c", Reduce::kSum}};
+  def.folds_of = [](const OpCall& call) { return RowLines(call, kPlacesOfRows).Sums(); };
   def.whole = {"k"};
   def.linear_of = [](const OpCall& call) { return LinearRows(call, "y"); };
   def.check = CheckRows;
@@ -276,8 +291,15 @@ void AddDotRows(Catalog* catalog) {
   OpDef def;
   def.name = "dot_rows";
   def.doc = "For each choice the product of its token's row with the row at its place: gradients of weights.";
-  def.axes = "x[p n w], y[e p c w], slots[p e c], places[p n k] -> d[p n k]";
-  def.folds = {{"w", Reduce::kSum}, {"e", Reduce::kSum}, {"c", Reduce::kSum}};
+  def.axes_of = [](const OpCall& call) {
+    const RowLines lines(call, kPlacesOfDots);
+    return Cat("x", lines.tokens, ", y", lines.rows, ", ", lines.tables, " -> d", lines.choices);
+  };
+  def.folds_of = [](const OpCall& call) {
+    std::map<std::string, Reduce> sums = RowLines(call, kPlacesOfDots).Sums();
+    sums["w"] = Reduce::kSum;
+    return sums;
+  };
   def.whole = {"k"};
   def.linear = {{"x"}, {"y"}};
   def.check = [](const OpCall& call) {
@@ -295,7 +317,7 @@ void AddDotRows(Catalog* catalog) {
   def.any_type = true;
   def.reference = DotRows;
   using enum DType;
-  for (const RouteShapes& s : {OneChoice(), TwoChoices()})
+  for (const RouteShapes& s : {OneChoice(), TwoChoices(), ChoicesAtRanks()})
     def.samples.push_back(
         {.in = {s.x, s.y, s.slots, s.places}, .dtypes = {kFloat32, kFloat32, kInt32, kInt32}});
   catalog->Add(std::move(def));

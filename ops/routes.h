@@ -40,7 +40,26 @@ struct RouteTables {
   }
 };
 
+// Which of rank `rank`'s `experts` the number in `kept` of route_ranks names, from 0 on; -1: none of them.
+OFL_HOST_DEVICE int64_t ExpertAt(double kept, int64_t rank, int64_t experts) {
+  const int64_t expert = static_cast<int64_t>(kept) - 1 - rank * experts;
+  return kept >= 1 && expert >= 0 && expert < experts ? expert : -1;
+}
+
+// Tables [r p c], [r p n k] are of pools r and p with the places of one expert.
 inline RouteTables TablesOf(const TensorArg& slots, const TensorArg& places) {
+  if (places.extent.rank() == 4)
+    return {slots.as<int32_t>(),
+            places.as<int32_t>(),
+            slots.extent[0] * slots.extent[1],
+            1,
+            slots.extent[2],
+            places.extent[2],
+            places.extent[3],
+            0,
+            slots.begin[2],
+            places.begin[2],
+            slots.global[2]};
   return {slots.as<int32_t>(), places.as<int32_t>(), slots.extent[0],  slots.extent[1],
           slots.extent[2],     places.extent[1],     places.extent[2], slots.begin[1],
           slots.begin[2],      places.begin[1],      slots.global[2]};
@@ -50,6 +69,12 @@ inline RouteTables TablesOf(const TensorArg& slots, const TensorArg& places) {
 inline Status NoRoom(int64_t expert, int64_t pool, int64_t wanted, int64_t room) {
   return Status(Cat("expert ", expert, " is chosen ", wanted, " times in pool ", pool, " but has room for ",
                     room, "; give more capacity, or let it drop"));
+}
+
+// The same where the room is that of a rank with experts [first, last].
+inline Status NoRoomAtRank(int64_t first, int64_t last, int64_t pool, int64_t wanted, int64_t room) {
+  return Status(Cat("experts ", first, " to ", last, " are chosen ", wanted, " times in pool ", pool,
+                    " but their rank has room for ", room, "; give more room, or let it drop"));
 }
 
 }  // namespace oneflow_like

@@ -6,18 +6,19 @@
 
 #include "core/device/kernel.h"
 #include "ops/language/schedule.h"
+#include "ops/list_parts.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {
 
-// Checks for ascending rows of a table of `limit` rows, followed by -1: then each occurs once.
-inline Status CheckTouched(const TensorArg& rows, int64_t limit) {
+// Checks for ascending rows of a table of `limit` rows, followed by -1: then each occurs once. Of each part.
+inline Status CheckTouched(const TensorArg& rows, int64_t limit, const ListParts& parts) {
   for (int64_t i = 0; i < rows.elements(); ++i) {
     int64_t row = LoadInt(rows, i);
     if (row < 0) continue;
     if (row >= limit) return Status(Cat("row ", row, " is outside the table of ", limit, " rows"));
-    int64_t before = i > 0 ? LoadInt(rows, i - 1) : row - 1;
-    if (before < 0 && i > 0) before = limit;  // rows after the list's end
+    int64_t before = parts.Begins(i) ? row - 1 : LoadInt(rows, i - 1);
+    if (before < 0 && !parts.Begins(i)) before = limit;  // rows after the list's end
     if (before >= row) return Status("rows do not rise, as unique_rows gives them");
   }
   return Status();

@@ -18,14 +18,6 @@ bool IsAxisName(const std::string& name) {
   return std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
 }
 
-std::string MeshText(const std::string& kind, const std::vector<std::pair<std::string, int>>& axes) {
-  std::string text = kind;
-  for (size_t i = 0; i < axes.size(); ++i) {
-    text += (i == 0 ? ":" : ",") + axes[i].first + "=" + std::to_string(axes[i].second);
-  }
-  return text;
-}
-
 std::pair<std::string, int> ParseAxis(const std::string& mesh, const std::string& text) {
   size_t equals = text.find('=');
   int extent = 0;
@@ -42,9 +34,32 @@ std::pair<std::string, int> ParseAxis(const std::string& mesh, const std::string
   return {text.substr(0, equals), extent};
 }
 
+std::vector<std::string> SplitAt(const std::string& text, char at) {
+  std::vector<std::string> parts(1);
+  for (char c : text) {
+    if (c == at)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+std::string WithoutBlanks(std::string text) {
+  std::erase(text, ' ');
+  return text;
+}
+
+// Groups may be separated by semicolons, too.
+std::string GroupsOf(const std::string& text) {
+  std::string groups = WithoutBlanks(text);
+  std::replace(groups.begin(), groups.end(), ';', ',');
+  return groups;
+}
+
 }  // namespace
 
-Mesh::Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std::vector<int> devices)
+Mesh::Mesh(std::string kind, Axes axes, std::vector<int> devices, const Groups& groups)
     : kind_(std::move(kind)), axes_(std::move(axes)), devices_(std::move(devices)) {
   std::string text = str();
   for (const std::string& one : kinds()) {
@@ -72,6 +87,23 @@ Mesh::Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std:
            " equally");
     }
   }
+  for (const auto& [name, product] : groups) {
+    const std::string group = "mesh " + text + ": group " + name + "=" + product;
+    if (!IsAxisName(name) || name == "time") Fail(group, ": \"", name, "\" cannot be the name of axes");
+    if (FindAxis(name) >= 0) Fail(group, ": ", name, " is an axis, a group needs a name of its own");
+    if (!FindAxes(name).empty()) Fail(group, ": ", name, " is named twice");
+    std::string why;
+    const MeshAxes of = AxesOf(product, &why);
+    if (of.empty()) Fail(group, ": ", why);
+    for (size_t i = 1; i < of.size(); ++i)
+      if (of[i] < of[i - 1])
+        Fail(group, ": axes are in the order of the mesh, where ", axis_name(of[i]), " comes before ",
+             axis_name(of[i - 1]));
+    for (int a : of)
+      if (axes_[a].first == "pp")
+        Fail(group, ": pp is the axis of pipeline stages, which cut no tensor; leave it out");
+    groups_.push_back({name, of});
+  }
   if (devices_.empty()) return;
   if (static_cast<int64_t>(devices_.size()) != count) {
     Fail("mesh ", text, ": ", devices_.size(), " devices are listed, but its axes hold ", count);
@@ -88,18 +120,23 @@ Mesh::Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std:
 }
 
 Mesh Mesh::Parse(const std::string& text) {
-  size_t colon = text.find(':');
-  std::vector<std::pair<std::string, int>> axes;
-  if (colon != std::string::npos) {
-    size_t begin = colon + 1;
-    while (true) {
-      size_t comma = std::min(text.find(',', begin), text.size());
-      axes.push_back(ParseAxis(text, text.substr(begin, comma - begin)));
-      if (comma == text.size()) break;
-      begin = comma + 1;
+  const size_t semicolon = text.find(';');
+  const std::string devices = text.substr(0, semicolon);
+  const size_t colon = devices.find(':');
+  Axes axes;
+  if (colon != std::string::npos)
+    for (const std::string& axis : SplitAt(devices.substr(colon + 1), ','))
+      axes.push_back(ParseAxis(text, axis));
+  Groups groups;
+  if (semicolon != std::string::npos)
+    for (const std::string& group : SplitAt(GroupsOf(text.substr(semicolon + 1)), ',')) {
+      const size_t equals = group.find('=');
+      if (equals == std::string::npos)
+        Fail("mesh ", text, ": group \"", group,
+             "\" cannot be read, write a name, = and axes (fsdp=replica*dp)");
+      groups.push_back({group.substr(0, equals), group.substr(equals + 1)});
     }
-  }
-  return Mesh(text.substr(0, colon), std::move(axes));
+  return Mesh(devices.substr(0, colon), std::move(axes), {}, groups);
 }
 
 std::vector<std::string> Mesh::kinds() const {
@@ -129,10 +166,70 @@ int Mesh::FindAxis(const std::string& name) const {
 int Mesh::AxisOrFail(const std::string& name, const std::string& who) const {
   int axis = FindAxis(name);
   if (axis >= 0) return axis;
+  const MeshAxes several = FindAxes(name);
+  if (several.size() == 1) return several[0];
+  if (!several.empty())
+    Fail(who, ": ", name, " of mesh ", str(), " stands for several axes, ", NameOf(several),
+         ", where one is needed");
   std::string names;
   for (const auto& [known, extent] : axes_) names += (names.empty() ? "" : ", ") + known;
+  std::string groups;
+  for (const auto& [group, axes] : groups_) groups += (groups.empty() ? "; its groups are " : ", ") + group;
   Fail(who, ": mesh ", str(), " has no axis ", name, ", ",
-       names.empty() ? "it has no axes" : "its axes are " + names);
+       names.empty() ? "it has no axes" : "its axes are " + names, groups);
+}
+
+MeshAxes Mesh::AxesOf(const std::string& product, std::string* why) const {
+  MeshAxes axes;
+  const auto wrong = [&](const auto&... reason) {
+    if (why) *why = Cat(reason...);
+    return MeshAxes();
+  };
+  for (const std::string& name : SplitAt(WithoutBlanks(product), '*')) {
+    MeshAxes of_name;
+    for (const auto& [group, members] : groups_)
+      if (group == name) of_name = members;
+    if (const int axis = FindAxis(name); axis >= 0) of_name = {axis};
+    if (of_name.empty()) return wrong("there is no axis ", name.empty() ? "\"\"" : name);
+    for (int axis : of_name) {
+      if (HasAxis(axes, axis)) return wrong("axis ", axis_name(axis), " is there twice");
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+MeshAxes Mesh::FindAxes(const std::string& name) const {
+  MeshAxes axes = AxesOf(name, nullptr);
+  std::sort(axes.begin(), axes.end());
+  return axes;
+}
+
+MeshAxes Mesh::AxesOrFail(const std::string& name, const std::string& who) const {
+  const MeshAxes axes = FindAxes(name);
+  if (!axes.empty()) return axes;
+  if (name.find('*') == std::string::npos) return {AxisOrFail(name, who)};
+  std::string why;
+  AxesOf(name, &why);
+  Fail(who, ": ", name, ": ", why);
+}
+
+std::string Mesh::NameOf(const MeshAxes& axes) const {
+  std::string text;
+  for (int a : axes) text += (text.empty() ? "" : "*") + axes_[a].first;
+  return text;
+}
+
+Mesh::Groups Mesh::groups() const {
+  Groups groups;
+  for (const auto& [name, axes] : groups_) groups.push_back({name, NameOf(axes)});
+  return groups;
+}
+
+int Mesh::SizeAlong(const MeshAxes& axes) const {
+  int count = 1;
+  for (int a : axes) count *= axes_[a].second;
+  return count;
 }
 
 int Mesh::size() const {
@@ -168,10 +265,18 @@ int Mesh::IndexOf(int device) const {
   return found == devices_.end() ? -1 : static_cast<int>(found - devices_.begin());
 }
 
-std::string Mesh::str() const { return MeshText(kind_, axes_); }
+std::string Mesh::str() const {
+  std::string text = kind_;
+  for (size_t i = 0; i < axes_.size(); ++i)
+    text += (i == 0 ? ":" : ",") + axes_[i].first + "=" + std::to_string(axes_[i].second);
+  for (size_t i = 0; i < groups_.size(); ++i)
+    text += (i == 0 ? ";" : ",") + groups_[i].first + "=" + NameOf(groups_[i].second);
+  return text;
+}
 
 bool Mesh::operator==(const Mesh& other) const {
-  return kind_ == other.kind_ && axes_ == other.axes_ && devices_ == other.devices_;
+  return kind_ == other.kind_ && axes_ == other.axes_ && groups_ == other.groups_ &&
+         devices_ == other.devices_;
 }
 
 bool Slice::Contains(const std::vector<int>& coords) const {

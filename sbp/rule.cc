@@ -439,7 +439,8 @@ class SignatureList {
     Add({std::vector<Sbp>(rule_.in.size()), std::vector<Sbp>(rule_.out.size()), ""});
     std::vector<std::string> labels = LabelsOf(rule_);
     for (const std::string& label : labels) {
-      bool whole = rule_.notes.whole.count(label) != 0 || rule_.notes.expandable.count(label) != 0;
+      bool whole = rule_.notes.whole.count(label) != 0 || rule_.notes.expandable.count(label) != 0 ||
+                   rule_.notes.along.count(label) != 0;
       if (!whole) CutLabel(label, false);
     }
     for (const std::set<std::string>& names : rule_.notes.linear) AddLinear(names);
@@ -457,8 +458,14 @@ class SignatureList {
 
   void CutLabel(const std::string& label, bool expanded) {
     std::vector<Holding> in, out;
+    const std::string follower = FollowerOf(label);
+    if (!follower.empty() && rule_.extents.at(follower) < std::min(parts_, rule_.extents.at(label))) return;
     for (const BoundRule::Operand& operand : rule_.in) in.push_back(FindLabel(rule_, operand, label));
-    for (const BoundRule::Operand& operand : rule_.out) out.push_back(FindLabel(rule_, operand, label));
+    for (const BoundRule::Operand& operand : rule_.out) {
+      out.push_back(FindLabel(rule_, operand, label));
+      if (out.back().kind == Holding::kAbsent && !follower.empty())
+        out.back() = FindLabel(rule_, operand, follower);
+    }
     auto fold = rule_.notes.folds.find(label);
     bool can_recombine = expanded || fold != rule_.notes.folds.end();
     for (const auto* holdings : {&in, &out}) {
@@ -468,7 +475,7 @@ class SignatureList {
       }
     }
     Sbp lost = expanded ? B() : can_recombine ? P(fold->second) : B();
-    for (int64_t grain : GrainsOf(in)) {
+    for (int64_t grain : follower.empty() ? GrainsOf(in) : std::set<int64_t>{1}) {
       Signature signature{.label = label, .expanded = expanded};
       for (size_t i = 0; i < in.size(); ++i)
         signature.in.push_back(CutOperand(rule_.in[i], in[i], grain, B()));
@@ -476,6 +483,13 @@ class SignatureList {
         signature.out.push_back(CutOperand(rule_.out[i], out[i], grain, lost));
       Add(std::move(signature));
     }
+  }
+
+  // The label that goes along with this one; empty: none does.
+  std::string FollowerOf(const std::string& label) const {
+    for (const auto& [follower, led_by] : rule_.notes.along)
+      if (led_by == label) return follower;
+    return "";
   }
 
   Sbp CutOperand(const BoundRule::Operand& operand, const Holding& holding, int64_t grain,

@@ -13,7 +13,8 @@
 // Per mesh axis the legal signatures are exactly: nothing cut; each label that is not whole cut (S where an
 // operand has it at full extent, B where it has not, P(fold) where an output loses it; a label that an output
 // loses without a fold cannot be cut); each linear set Partial(sum) (P inside the set, B outside, P on the
-// outputs in the set).
+// outputs in the set). A label that goes along with another one is cut where that is, with grain 1, and never
+// by itself; it must have an index for each part that has some of the other's.
 #pragma once
 
 #include <map>
@@ -50,6 +51,9 @@ struct RuleNotes {
   std::set<std::string> whole;                // labels that cannot be cut
   std::set<std::string> expandable;  // whole labels that an expansion lets one cut: outputs that lose
                                      // such a label are B
+  // Labels of outputs alone -> the label they go along with: an axis of blocks of classes has an extent of
+  // its own, and is cut exactly where the classes are, each part with the blocks of its classes.
+  std::map<std::string, std::string> along;
 };
 
 // A rule with the actual operands filled in: every `..` and `*` spelled out, every label with its global

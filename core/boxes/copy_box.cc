@@ -282,4 +282,13 @@ void CombineBox(DType dtype, Reduce reduce, const Box& box, const Piece* from, i
   }
 }
 
+CountedBox CutAtCount(const Box& box, int axis, int64_t count) {
+  CountedBox cut{box, box};
+  const int64_t rows = std::clamp<int64_t>(count - box.begin[axis], 0, box.extent[axis]);
+  cut.moved.extent[axis] = rows;
+  cut.behind.begin[axis] += rows;
+  cut.behind.extent[axis] -= rows;
+  return cut;
+}
+
 }  // namespace oneflow_like

@@ -25,7 +25,14 @@ struct Region {
   Box box;
   std::vector<int> sources, dests;  // members of the group
   int operand = 0;                  // of a collective that moves several tensors
+  int64_t count = -1;               // index of the count of its rows; -1: all are moved
 };
+
+// A box in two: the indices along `axis` that are less than `count`, any number, and those behind.
+struct CountedBox {
+  Box moved, behind;
+};
+CountedBox CutAtCount(const Box& box, int axis, int64_t count);
 
 // to[box] = from[box]; `box` lies inside both pieces. No allocation.
 void CopyBox(DType dtype, const Box& box, const Piece& from, const Piece& to);

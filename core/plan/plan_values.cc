@@ -17,7 +17,8 @@ Region ToRegion(const plan::Region& region) {
   return {ToBox(region.box()),
           {region.source().begin(), region.source().end()},
           {region.dest().begin(), region.dest().end()},
-          region.operand()};
+          region.operand(),
+          region.count() - 1};
 }
 
 Attrs ToAttrs(const google::protobuf::RepeatedPtrField<plan::Attr>& attrs) {
@@ -60,11 +61,13 @@ void Set(const Region& region, plan::Region* message) {
   for (int s : region.sources) message->add_source(s);
   for (int d : region.dests) message->add_dest(d);
   message->set_operand(region.operand);
+  message->set_count(static_cast<int32_t>(region.count + 1));
 }
 
-int64_t ArenaBytes(const plan::Plan& plan) {
+int64_t ArenaBytes(const plan::Plan& plan, std::string_view memory) {
   int64_t bytes = 0;
-  for (const plan::Arena& arena : plan.arena()) bytes += arena.bytes();
+  for (const plan::Arena& arena : plan.arena())
+    if (arena.memory() == memory) bytes += arena.bytes();
   return bytes;
 }
 

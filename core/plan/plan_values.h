@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/attrs.h"
 #include "core/boxes/copy_box.h"
@@ -26,8 +27,9 @@ void Set(const Region& region, plan::Region* message);
 void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* message);
 // Whether a buffer stands for a variable.
 inline bool IsVariable(const plan::Buffer& buffer) { return !buffer.variable().empty(); }
-// Bytes of all arenas.
-int64_t ArenaBytes(const plan::Plan& plan);
+// Bytes of the arena in a memory, which buffers and scratch take; of the device's own by default.
+int64_t ArenaBytes(const plan::Plan& plan, std::string_view memory = "device");
+inline bool IsOnHost(const plan::Variable& variable) { return variable.memory() == "host"; }
 // The number of tensors that a collective moves, and a member's piece of one.
 int OperandsOf(const plan::Collective& collective);
 const plan::Piece& PieceOf(const plan::Collective& collective, int operand, int member);

@@ -5,6 +5,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
+#include "ops/list_parts.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -14,7 +15,8 @@ int64_t IdAt(const TensorArg& ids, int64_t n) {
   return ids.dtype == DType::kInt32 ? ids.as<int32_t>()[n] : ids.as<int64_t>()[n];
 }
 
-Status CheckIds(const TensorArg& ids, int64_t rows) {
+Status CheckIds(const TensorArg& ids, int64_t rows, const ListParts& parts) {
+  if (parts.places > 0) return Status();
   for (int64_t n = 0; n < ids.elements(); ++n) {
     int64_t id = IdAt(ids, n);
     if (id < 0 || id >= rows) return Status(Cat("id ", id, " is outside the table of ", rows, " rows"));
@@ -25,7 +27,8 @@ Status CheckIds(const TensorArg& ids, int64_t rows) {
 // The table and the rows have one type; of what size does not matter.
 Status Embedding(const KernelContext& context) {
   const TensorArg &table = context.in[0], &ids = context.in[1];
-  Status checked = CheckIds(ids, table.global[0]);
+  const ListParts parts = PartsOf(context.spec.attrs, ids, table.global[0]);
+  Status checked = CheckIds(ids, table.global[0], parts);
   if (!checked.ok()) return checked;
   int64_t width = table.extent[1], rows = table.extent[0], first = table.begin[0];
   char* y = context.out[0].as<char>();
@@ -34,7 +37,7 @@ Status Embedding(const KernelContext& context) {
   ParallelFor(ids.elements(), RowGrain(width), [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       int64_t row = IdAt(ids, n) - first;
-      if (row >= 0 && row < rows) {
+      if (row >= 0 && row < rows && parts.Has(n, first + row)) {
         std::memcpy(y + n * bytes, from + row * bytes, bytes);
       } else {
         std::memset(y + n * bytes, 0, bytes);
@@ -48,7 +51,8 @@ Status Embedding(const KernelContext& context) {
 template <typename T>
 Status EmbeddingGrad(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &dy = context.in[1], &dtable = context.out[0];
-  Status checked = CheckIds(ids, dtable.global[0]);
+  const ListParts parts = PartsOf(context.spec.attrs, ids, dtable.global[0]);
+  Status checked = CheckIds(ids, dtable.global[0], parts);
   if (!checked.ok()) return checked;
   int64_t width = dtable.extent[1], rows = dtable.extent[0], first = dtable.begin[0], count = ids.elements();
   FillZero(dtable.data, dtable.elements() * static_cast<int64_t>(sizeof(float)));
@@ -56,7 +60,7 @@ Status EmbeddingGrad(const KernelContext& context) {
   ParallelFor(width, grain, [&](int64_t begin, int64_t end) {
     for (int64_t n = 0; n < count; ++n) {
       int64_t row = IdAt(ids, n) - first;
-      if (row < 0 || row >= rows) continue;
+      if (row < 0 || row >= rows || !parts.Has(n, first + row)) continue;
       const T* from = dy.as<T>() + n * width;
       float* to = dtable.as<float>() + row * width;
       OFL_INDEPENDENT

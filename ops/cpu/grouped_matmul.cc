@@ -96,7 +96,7 @@ MatrixProduct WeightProductOf(const KernelSpec& spec, int64_t rows, int64_t k, i
   return {{k, m, rows, 1, k, m, 1, m, 1}, {}, spec.in[0].dtype, spec.out[0].dtype};
 }
 
-Status RunGradWeightOfPart(const KernelContext& context) {
+Status RunGradWeightOfPart(const KernelContext& context, bool adds) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &counts = context.in[2], &dw = context.out[0];
   Status checked = CheckCounts(counts, x.global[0]);
   const int64_t k = x.extent[1], m = dy.extent[1];
@@ -109,12 +109,13 @@ Status RunGradWeightOfPart(const KernelContext& context) {
                  const int64_t rows = g.end - g.begin;
                  char* to = dw.as<char>() + g.expert * k * m * size_w;
                  if (rows == 0) {
-                   std::memset(to, 0, k * m * size_w);
+                   if (!adds) std::memset(to, 0, k * m * size_w);
                    return;
                  }
-                 WeightProductOf(context.spec, rows, k, m)
-                     .Run(x.as<char>() + g.begin * k * size, dy.as<char>() + g.begin * m * size, to, threads,
-                          own, room.each);
+                 MatrixProduct product = WeightProductOf(context.spec, rows, k, m);
+                 product.add = adds;
+                 product.Run(x.as<char>() + g.begin * k * size, dy.as<char>() + g.begin * m * size, to,
+                             threads, own, room.each);
                });
   return checked;
 }
@@ -123,7 +124,10 @@ Status RunGrouped(const KernelContext& context) {
   return ForEachPart(context, kGroupedRanks, RunGroupedOfPart);
 }
 Status RunGradWeight(const KernelContext& context) {
-  return ForEachPart(context, kGroupedWeightRanks, RunGradWeightOfPart);
+  return ForEachPart(context, kGroupedWeightRanks, RunGradWeightOfPart, [](const TensorArg& dw) {
+    FillZero(dw.data, dw.elements() * static_cast<int64_t>(SizeOf(dw.dtype)));
+    return Status();
+  });
 }
 
 // The extents of a part.
@@ -135,13 +139,19 @@ bool FitsPanels(const KernelSpec& spec) {
   return IsFloating(dtype) && spec.in[1].dtype == dtype && (result == dtype || result == DType::kFloat32);
 }
 
+// A sum over parts is added up in fp32.
+bool FitsWeightPanels(const KernelSpec& spec) {
+  const bool summed = spec.in[2].global.rank() == 3;
+  return FitsPanels(spec) && (!summed || spec.out[0].dtype == DType::kFloat32);
+}
+
 }  // namespace
 
 KernelPtr MakeGroupedMatmul(const KernelSpec& spec) {
   return FitsPanels(spec) ? MakeFunctionKernel(RunGrouped)(spec) : MakeReference(spec);
 }
 KernelPtr MakeGroupedMatmulGradWeight(const KernelSpec& spec) {
-  return FitsPanels(spec) ? MakeFunctionKernel(RunGradWeight)(spec) : MakeReference(spec);
+  return FitsWeightPanels(spec) ? MakeFunctionKernel(RunGradWeight)(spec) : MakeReference(spec);
 }
 int64_t GroupedMatmulScratch(const KernelSpec& spec) {
   if (!FitsPanels(spec)) return ReferenceScratch(spec);
@@ -151,7 +161,7 @@ int64_t GroupedMatmulScratch(const KernelSpec& spec) {
       .bytes;
 }
 int64_t GroupedMatmulGradWeightScratch(const KernelSpec& spec) {
-  if (!FitsPanels(spec)) return ReferenceScratch(spec);
+  if (!FitsWeightPanels(spec)) return ReferenceScratch(spec);
   const Dims x = OfPart(spec.in[0].extent, 2);
   return GroupedRoom(spec, WeightProductOf(spec, x[0], x[1], spec.in[1].extent.back()),
                      OfPart(spec.out[0].extent, 3)[0], nullptr)

@@ -117,6 +117,7 @@ Status SoftmaxGrad(const KernelContext& context);
 Status LogSoftmaxGrad(const KernelContext& context);
 KernelPtr MakeCrossEntropy(const KernelSpec& spec);
 KernelPtr MakeCrossEntropyGrad(const KernelSpec& spec);
+KernelPtr MakeClassStatistics(const KernelSpec& spec);
 // norm.cc
 KernelPtr MakeLayerNorm(const KernelSpec& spec);
 KernelPtr MakeRmsNorm(const KernelSpec& spec);
@@ -164,7 +165,9 @@ int64_t GroupedMatmulScratch(const KernelSpec& spec);
 int64_t GroupedMatmulGradWeightScratch(const KernelSpec& spec);
 // routes.cc
 Status Route(const KernelContext& context);
-int64_t RouteScratch(const KernelSpec& spec);
+Status RouteRanks(const KernelContext& context);
+int64_t RouteScratch(const KernelSpec& spec);  // of both
+Status SortChoices(const KernelContext& context);
 KernelPtr MakeTakeRows(const KernelSpec& spec);
 KernelPtr MakeReturnRows(const KernelSpec& spec);
 KernelPtr MakeDotRows(const KernelSpec& spec);

@@ -34,6 +34,8 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("identity", MakeFunctionKernel(Copy));
   add("stop_gradient", MakeFunctionKernel(Copy));
   add("copy", MakeFunctionKernel(Copy));
+  add("to_host", MakeFunctionKernel(Copy));
+  add("from_host", MakeFunctionKernel(Copy));
   add("within", MakeFunctionKernel(Within));
   add("reshape", MakeFunctionKernel(Copy));
   add("transpose", MakeFunctionKernel(Transpose));
@@ -55,6 +57,7 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("log_softmax_grad", ForFloat(LogSoftmaxGrad));
   add("cross_entropy", MakeCrossEntropy);
   add("cross_entropy_grad", MakeCrossEntropyGrad);
+  add("class_statistics", MakeClassStatistics);
   add("layer_norm", MakeLayerNorm);
   add("layer_norm_grad", MakeLayerNormGrad, NormGradScratch);
   add("rms_norm", MakeRmsNorm);
@@ -84,6 +87,8 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("grouped_matmul", MakeGroupedMatmul, GroupedMatmulScratch);
   add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight, GroupedMatmulGradWeightScratch);
   add("route", MakeFunctionKernel(Route), RouteScratch);
+  add("route_ranks", MakeFunctionKernel(RouteRanks), RouteScratch);
+  add("sort_choices", MakeFunctionKernel(SortChoices));
   add("take_rows", MakeTakeRows);
   add("return_rows", MakeReturnRows);
   add("dot_rows", MakeDotRows);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/device/scratch.h"
 #include "ops/along_axis.h"
@@ -26,20 +27,20 @@ struct RouteRoom {
         chosen(scratch->Take<int32_t>(choices)) {}
 };
 
-struct PoolRoute {
+// Choices of a pool by where they go: to experts, or to ranks that have `each` of them.
+struct PoolQueues {
   int64_t tokens, k, experts, room;
-  int32_t *slots, *places, *counts;  // of this pool
+  int64_t each = 1;
 
   // A counting sort: choices of equal experts keep the order of the queue, first choices before second ones.
   template <typename I>
   void Sort(const I* ids, const RouteRoom& memory) const {
     std::fill(memory.starts, memory.starts + experts + 1, 0);
-    for (int64_t i = 0; i < tokens * k; ++i) ++memory.starts[ids[i] + 1];
-    std::copy(memory.starts + 1, memory.starts + experts + 1, counts);
+    for (int64_t i = 0; i < tokens * k; ++i) ++memory.starts[ids[i] / each + 1];
     for (int64_t e = 0; e < experts; ++e) memory.starts[e + 1] += memory.starts[e];
     for (int64_t j = 0; j < k; ++j)
       for (int64_t t = 0; t < tokens; ++t)
-        memory.sorted[memory.starts[ids[t * k + j]]++] = static_cast<int32_t>(t * k + j);
+        memory.sorted[memory.starts[ids[t * k + j] / each]++] = static_cast<int32_t>(t * k + j);
     for (int64_t e = experts; e > 0; --e) memory.starts[e] = memory.starts[e - 1];
     memory.starts[0] = 0;
   }
@@ -62,20 +63,63 @@ struct PoolRoute {
     std::copy(chosen, chosen + room, begin);
   }
 
-  template <typename I, typename W>
-  void Run(const I* ids, const W* weights, const RouteRoom& memory) const {
+  // Calls keep(where, its choices that stay, how many these are, how many there were).
+  template <typename I, typename W, typename Keep>
+  void ForEachQueue(const I* ids, const W* weights, const RouteRoom& memory, Keep&& keep) const {
     Sort(ids, memory);
-    std::fill(slots, slots + experts * room, -1);
-    std::fill(places, places + tokens * k, -1);
     for (int64_t e = 0; e < experts; ++e) {
       int32_t* const queue = memory.sorted + memory.starts[e];
-      const int64_t wanted = memory.starts[e + 1] - memory.starts[e], kept = std::min(wanted, room);
+      const int64_t wanted = memory.starts[e + 1] - memory.starts[e];
       if (wanted > room && weights != nullptr) KeepHeaviest(weights, queue, wanted, memory.chosen);
+      keep(e, queue, std::min(wanted, room), wanted);
+    }
+  }
+};
+
+struct PoolRoute : PoolQueues {
+  int32_t *slots, *places, *counts;  // of this pool
+
+  template <typename I, typename W>
+  void Run(const I* ids, const W* weights, const RouteRoom& memory) const {
+    std::fill(slots, slots + experts * room, -1);
+    std::fill(places, places + tokens * k, -1);
+    ForEachQueue(ids, weights, memory, [&](int64_t e, const int32_t* queue, int64_t kept, int64_t wanted) {
+      counts[e] = static_cast<int32_t>(wanted);
       for (int64_t slot = 0; slot < kept; ++slot) {
         slots[e * room + slot] = queue[slot];
         places[queue[slot]] = static_cast<int32_t>(e * room + slot);
       }
-    }
+    });
+  }
+};
+
+// To ranks: `experts` counts these, `all` the model's experts, `width` the places of a rank.
+struct PoolRankRoute : PoolQueues {
+  int64_t all, width;
+  int32_t *slots, *places, *rows;
+  float* kept;
+  int32_t* counts;
+
+  template <typename I, typename W>
+  void Run(const I* ids, const W* weights, const RouteRoom& memory) const {
+    std::fill(slots, slots + experts * width, -1);
+    std::fill(places, places + tokens * k, -1);
+    std::fill(kept, kept + tokens * k, 0.0f);
+    std::fill(rows, rows + experts, 0);
+    std::fill(counts, counts + all, 0);
+    for (int64_t i = 0; i < tokens * k; ++i) ++counts[ids[i]];
+    ForEachQueue(ids, weights, memory, [&](int64_t, const int32_t* queue, int64_t stay, int64_t) {
+      for (int64_t q = 0; q < stay; ++q) kept[queue[q]] = static_cast<float>(ids[queue[q]] + 1);
+    });
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t i = t * k; i < (t + 1) * k; ++i) {
+        if (kept[i] == 0) continue;
+        const int64_t rank = ids[i] / each, last = rows[rank] - 1;
+        if (last >= 0 && slots[rank * width + last] >= t * k) continue;  // the token is there
+        const int64_t place = rank * width + rows[rank]++;
+        slots[place] = static_cast<int32_t>(i);
+        places[i] = static_cast<int32_t>(place);
+      }
   }
 };
 
@@ -83,27 +127,30 @@ int64_t RouteThreads(const KernelSpec& spec) {
   return std::clamp<int64_t>(spec.in[0].extent[0], 1, spec.threads);
 }
 
-template <typename I, typename W>
-void RouteAll(const KernelContext& context, const I* ids, const W* weights) {
+// run(pool, first choice of the pool, ids and weights of the pool or nullptr, a thread's memory), for all
+// pools.
+template <typename Run>
+void ForEachPool(const KernelContext& context, Run&& run) {
   const TensorArg &experts = context.in[0], &slots = context.out[0];
+  const TensorArg* weights = context.in.size() > 1 ? &context.in[1] : nullptr;
   const int64_t pools = experts.extent[0], choices = experts.extent[1] * experts.extent[2],
                 count = slots.extent[1];
   Scratch one;
   RouteRoom(&one, count, choices);
-  ParallelForParts(pools, RowGrain(8 * choices), context.spec.threads,
-                   [&](int64_t begin, int64_t end, int part) {
-                     Scratch scratch(static_cast<char*>(context.scratch) + part * one.bytes());
-                     const RouteRoom memory(&scratch, count, choices);
-                     for (int64_t p = begin; p < end; ++p)
-                       PoolRoute{experts.extent[1],
-                                 experts.extent[2],
-                                 count,
-                                 slots.extent[2],
-                                 slots.as<int32_t>() + p * count * slots.extent[2],
-                                 context.out[1].as<int32_t>() + p * choices,
-                                 context.out[2].as<int32_t>() + p * count}
-                           .Run(ids + p * choices, weights ? weights + p * choices : nullptr, memory);
-                   });
+  auto with = [&](const auto* ids, const auto* of_weights) {
+    ParallelForParts(
+        pools, RowGrain(8 * choices), context.spec.threads, [&](int64_t begin, int64_t end, int part) {
+          Scratch scratch(static_cast<char*>(context.scratch) + part * one.bytes());
+          const RouteRoom memory(&scratch, count, choices);
+          for (int64_t p = begin; p < end; ++p)
+            run(p, p * choices, ids + p * choices, of_weights ? of_weights + p * choices : nullptr, memory);
+        });
+  };
+  auto typed = [&](const auto* ids) {
+    if (weights == nullptr) return with(ids, static_cast<const float*>(nullptr));
+    DispatchFloating(weights->dtype, [&](auto t) { with(ids, weights->as<decltype(t)>()); });
+  };
+  experts.dtype == DType::kInt32 ? typed(experts.as<int32_t>()) : typed(experts.as<int64_t>());
 }
 
 // y[e p c w] from x[p n w].
@@ -112,7 +159,7 @@ Status TakeRowsOf(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
   const RouteTables tables = TablesOf(context.in[1], context.in[2]);
-  const int64_t width = x.extent[2];
+  const int64_t width = x.extent.back();
   if (y.elements() == 0) return Status();
   ParallelFor(tables.rows(), RowGrain(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -142,7 +189,7 @@ Status ReturnRowsOf(const KernelContext& context) {
   const TensorArg &y = context.in[0], &x = context.out[0];
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
   const RouteTables tables = TablesOf(context.in[1], context.in[2]);
-  const int64_t width = x.extent[2];
+  const int64_t width = x.extent.back();
   if (x.elements() == 0) return Status();
   ParallelFor(tables.pools * tables.tokens, RowGrain(width * tables.k), [&](int64_t begin, int64_t end) {
     float sums[kColumns];
@@ -173,7 +220,7 @@ Status DotRowsOf(const KernelContext& context) {
   constexpr int64_t kSums = 16;  // side by side
   const TensorArg &x = context.in[0], &y = context.in[1], &d = context.out[0];
   const RouteTables tables = TablesOf(context.in[2], context.in[3]);
-  const int64_t width = x.extent[2];
+  const int64_t width = x.extent.back();
   ParallelFor(d.elements(), RowGrain(width), [&](int64_t begin, int64_t end) {
     for (int64_t choice = begin; choice < end; ++choice) {
       const int64_t row = tables.RowOf(choice);
@@ -206,19 +253,81 @@ KernelPtr ForRowsOf(const KernelSpec& spec, bool fits, Run&& run) {
 
 Status Route(const KernelContext& context) {
   const TensorArg &experts = context.in[0], &counts = context.out[2];
-  const TensorArg* weights = context.in.size() > 1 ? &context.in[1] : nullptr;
   const int64_t count = context.out[0].extent[1], room = context.out[0].extent[2];
   Status checked = oneflow_like::CheckIndices(experts, count);
   if (!checked.ok()) return checked;
-  auto run = [&](const auto* ids) {
-    if (weights == nullptr) return RouteAll(context, ids, static_cast<const float*>(nullptr));
-    DispatchFloating(weights->dtype, [&](auto t) { RouteAll(context, ids, weights->as<decltype(t)>()); });
-  };
-  experts.dtype == DType::kInt32 ? run(experts.as<int32_t>()) : run(experts.as<int64_t>());
+  ForEachPool(context,
+              [&](int64_t p, int64_t first, const auto* ids, const auto* weights, const RouteRoom& memory) {
+                PoolRoute{{experts.extent[1], experts.extent[2], count, room},
+                          context.out[0].as<int32_t>() + p * count * room,
+                          context.out[1].as<int32_t>() + first,
+                          counts.as<int32_t>() + p * count}
+                    .Run(ids, weights, memory);
+              });
   if (context.spec.attrs.Int("error") == 0) return Status();
   for (int64_t i = 0; i < counts.elements(); ++i)
     if (const int64_t wanted = counts.as<int32_t>()[i]; wanted > room)
       return NoRoom(i % count, counts.begin[0] + i / count, wanted, room);
+  return Status();
+}
+
+Status RouteRanks(const KernelContext& context) {
+  const TensorArg &experts = context.in[0], &slots = context.out[0], &counts = context.out[4];
+  const int64_t ranks = slots.extent[1], width = slots.extent[2], all = counts.extent[1], each = all / ranks,
+                room = context.spec.attrs.Int("room");
+  Status checked = oneflow_like::CheckIndices(experts, all);
+  if (!checked.ok()) return checked;
+  ForEachPool(context,
+              [&](int64_t p, int64_t first, const auto* ids, const auto* weights, const RouteRoom& memory) {
+                PoolRankRoute{{experts.extent[1], experts.extent[2], ranks, room, each},
+                              all,
+                              width,
+                              slots.as<int32_t>() + p * ranks * width,
+                              context.out[1].as<int32_t>() + first,
+                              context.out[2].as<int32_t>() + p * ranks,
+                              context.out[3].as<float>() + first,
+                              counts.as<int32_t>() + p * all}
+                    .Run(ids, weights, memory);
+              });
+  if (context.spec.attrs.Int("error") == 0) return Status();
+  for (int64_t i = 0; i < counts.extent[0] * ranks; ++i) {
+    int64_t wanted = 0;
+    for (int64_t e = 0; e < each; ++e) wanted += counts.as<int32_t>()[i * each + e];
+    if (wanted > room)
+      return NoRoomAtRank(i % ranks * each, (i % ranks + 1) * each - 1, counts.begin[0] + i / ranks, wanted,
+                          room);
+  }
+  return Status();
+}
+
+// Counts, then where each expert's run begins, then where it ends, in the place of counts.
+Status SortChoices(const KernelContext& context) {
+  const TensorArg &kept = context.in[0], &slots = context.out[0], &places = context.out[1],
+                  &counts = context.out[2];
+  const int64_t choices = kept.extent[2] * kept.extent[3], room = slots.extent[2], experts = counts.extent[2];
+  ParallelFor(kept.extent[0] * kept.extent[1], RowGrain(4 * choices), [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const int64_t rank = kept.begin[0] + pair / kept.extent[1];
+      auto expert = [&](int64_t i) { return ExpertAt(LoadFloat(kept, pair * choices + i), rank, experts); };
+      int32_t *slot = slots.as<int32_t>() + pair * room, *place = places.as<int32_t>() + pair * choices,
+              *at = counts.as<int32_t>() + pair * experts;
+      std::fill(slot, slot + room, -1);
+      std::fill(at, at + experts, 0);
+      for (int64_t i = 0; i < choices; ++i)
+        if (const int64_t e = expert(i); e >= 0) ++at[e];
+      int32_t before = 0;
+      for (int64_t e = 0; e < experts; ++e) before += std::exchange(at[e], before);
+      for (int64_t i = 0; i < choices; ++i) {
+        const int64_t e = expert(i);
+        place[i] = e >= 0 && at[e] < room ? at[e] : -1;
+        if (e >= 0) ++at[e];
+        if (place[i] >= 0) slot[place[i]] = static_cast<int32_t>(i);
+      }
+      const auto most = static_cast<int32_t>(room);
+      for (int64_t e = experts - 1; e >= 0; --e)
+        at[e] = std::min(at[e], most) - (e > 0 ? std::min(at[e - 1], most) : 0);
+    }
+  });
   return Status();
 }
 

@@ -2,7 +2,9 @@
 // and no probabilities are stored.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "ops/class_blocks.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -50,9 +52,10 @@ const float* BlockOf(const T* x, int64_t n, float* buffer) {
   }
 }
 
-// Block by block: while a block is in the first-level cache its greatest and its sum are found.
+// Block by block: while a block is in the first-level cache its greatest and its sum are found. While there
+// is nothing but -inf the sum is relative to 0: exp(-inf - -inf) would be a NaN.
 template <typename T>
-RowSum SumRow(const T* from, int64_t width) {
+RowSum SumOfPart(const T* from, int64_t width) {
   float buffer[std::is_same_v<T, float> ? 1 : kBlock];
   RowSum row;
   for (int64_t b = 0; b < width; b += kBlock) {
@@ -63,8 +66,16 @@ RowSum SumRow(const T* from, int64_t width) {
       row.total *= ExpOf(row.greatest - greatest);
       row.greatest = greatest;
     }
-    row.total += SumOfExp(x, n, row.greatest);
+    row.total += SumOfExp(x, n, row.greatest == -kInfinity ? 0.0f : row.greatest);
   }
+  return row;
+}
+
+// A row of -inf alone has no sum: NaN, as the definition gives.
+template <typename T>
+RowSum SumRow(const T* from, int64_t width) {
+  RowSum row = SumOfPart(from, width);
+  if (row.greatest == -kInfinity) row.total = std::numeric_limits<double>::quiet_NaN();
   return row;
 }
 
@@ -110,7 +121,30 @@ Status CrossEntropy(const KernelContext& context) {
   return Status();
 }
 
-// y = exp(x - lse) factor.
+// The greatest logit and the sum of each block of classes, and the target's logit where it is held here.
+template <typename T>
+Status ClassStatisticsOf(const KernelContext& context) {
+  const TensorArg &logits = context.in[0], &target = context.in[1];
+  const int64_t blocks = context.out[0].extent.back(), first = logits.begin.back();
+  if (blocks == 0 && logits.extent.back() > 0) return TooFewBlocks(context.out[0].global.back());
+  Status checked = CheckTargets(target, logits.global.back());
+  if (!checked.ok()) return checked;
+  ForRows(logits, [&](int64_t row, int64_t width) {
+    const T* x = logits.as<T>() + row * width;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t begin = FirstOfBlock(width, blocks, block), end = FirstOfBlock(width, blocks, block + 1);
+      const RowSum sum = SumOfPart(x + begin, end - begin);
+      context.out[0].as<float>()[row * blocks + block] = sum.greatest;
+      context.out[1].as<float>()[row * blocks + block] = static_cast<float>(sum.total);
+    }
+    const int64_t wanted = TargetAt(target, row), here = wanted - first;
+    const bool held = wanted >= 0 && here >= 0 && here < width;
+    context.out[2].as<float>()[row] = held ? AsFloat(x[here]) : 0.0f;
+  });
+  return Status();
+}
+
+// y = exp(x - lse) factor; y may be x.
 template <typename T>
 void ScaledExp(const T* from, int64_t width, float lse, float factor, T* to) {
   float in[std::is_same_v<T, float> ? 1 : kBlock], out[std::is_same_v<T, float> ? 1 : kBlock];
@@ -125,27 +159,29 @@ void ScaledExp(const T* from, int64_t width, float lse, float factor, T* to) {
   }
 }
 
-// Logits and their gradient of type T.
+// Logits and their gradient of type T, which may lie in the same place.
 template <typename T>
 Status CrossEntropyGrad(const KernelContext& context) {
   const TensorArg &logits = context.in[0], &target = context.in[1];
   Status checked = CheckTargets(target, logits.global.back());
   if (!checked.ok()) return checked;
   int64_t first = logits.begin.back();
+  const float* dlse = context.in.size() > 4 ? context.in[4].as<float>() : nullptr;
   ForRows(logits, [&](int64_t row, int64_t width) {
     const T* x = logits.as<T>() + row * width;
     T* dx = context.out[0].as<T>() + row * width;
-    float lse = context.in[2].as<float>()[row], dloss = context.in[3].as<float>()[row];
     int64_t wanted = TargetAt(target, row);
-    if (wanted < 0) {
+    float lse = context.in[2].as<float>()[row], of_lse = dlse ? dlse[row] : 0.0f,
+          dloss = wanted < 0 ? 0.0f : context.in[3].as<float>()[row];
+    if (wanted < 0 && of_lse == 0) {
       std::fill_n(dx, width, FromFloat<T>(0.0f));
       return;
     }
-    ScaledExp(x, width, lse, dloss, dx);
-    if (wanted >= first && wanted < first + width) {
-      int64_t c = wanted - first;
-      dx[c] = FromFloat<T>((ExpOf(AsFloat(x[c]) - lse) - 1.0f) * dloss);
-    }
+    const int64_t own = wanted - first;
+    const bool held = wanted >= first && own < width;
+    const float likely = held ? ExpOf(AsFloat(x[own]) - lse) : 0.0f;
+    ScaledExp(x, width, lse, dloss + of_lse, dx);
+    if (held) dx[own] = FromFloat<T>((likely - 1.0f) * dloss + likely * of_lse);
   });
   return Status();
 }
@@ -220,6 +256,11 @@ KernelPtr MakeCrossEntropy(const KernelSpec& spec) {
   if (!FloatButTarget(spec, DType::kFloat32)) return MakeReference(spec);
   return DispatchFloating(spec.in[0].dtype,
                           [&](auto t) { return MakeFunctionKernel(CrossEntropy<decltype(t)>)(spec); });
+}
+KernelPtr MakeClassStatistics(const KernelSpec& spec) {
+  if (!FloatButTarget(spec, DType::kFloat32)) return MakeReference(spec);
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(ClassStatisticsOf<decltype(t)>)(spec); });
 }
 KernelPtr MakeCrossEntropyGrad(const KernelSpec& spec) {
   if (!FloatButTarget(spec, spec.in[0].dtype)) return MakeReference(spec);

@@ -27,15 +27,28 @@ struct UniqueRows {
   };
 
   static Status Run(const KernelContext& context) {
-    const TensorArg &ids = context.in[0], &grad = context.in[1], &values = context.out[1];
-    const int64_t count = ids.elements(), width = values.extent[1];
+    const TensorArg& ids = context.in[0];
+    const ListParts parts = PartsOf(context.spec.attrs, ids, 0);
+    const int64_t count = parts.places > 0 ? parts.places : ids.elements();
+    for (int64_t first = 0; first < ids.elements(); first += count) SumPart(context, first, count);
+    return Status();
+  }
+
+  // Of `count` places from `first` on.
+  static void SumPart(const KernelContext& context, int64_t first, int64_t count) {
+    const TensorArg& values = context.out[1];
+    const int64_t width = values.extent[1];
+    const I* ids = context.in[0].as<I>() + first;
+    const T* grad = context.in[1].as<T>() + first * width;
+    I* const rows = context.out[0].as<I>() + first;
+    float* const sums = values.as<float>() + first * width;
     const Room room(count, context.scratch);
     EntryOf<Key>* const entries = room.entries;
     int64_t* const starts = room.starts;
     const auto row_of = [entries](int64_t i) { return static_cast<int64_t>(entries[i] >> kPlaceBits<Key>); };
     int64_t n = 0;
     for (int64_t i = 0; i < count; ++i) {
-      I id = ids.as<I>()[i];
+      const I id = ids[i];
       if (id >= 0) entries[n++] = (static_cast<EntryOf<Key>>(id) << kPlaceBits<Key>) | static_cast<Key>(i);
     }
     SortEntries<Key>(entries, entries + count, n);
@@ -46,14 +59,14 @@ struct UniqueRows {
     starts[found] = n;
     ParallelFor(count, RowGrain(width), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        float* sum = values.as<float>() + r * width;
-        context.out[0].as<I>()[r] = r < found ? static_cast<I>(row_of(starts[r])) : I{-1};
+        float* sum = sums + r * width;
+        rows[r] = r < found ? static_cast<I>(row_of(starts[r])) : I{-1};
         if (r >= found) {
           std::memset(sum, 0, width * sizeof(float));
           continue;
         }
         for (int64_t i = starts[r]; i < starts[r + 1]; ++i) {
-          const T* from = grad.as<T>() + static_cast<int64_t>(static_cast<Key>(entries[i])) * width;
+          const T* from = grad + static_cast<int64_t>(static_cast<Key>(entries[i])) * width;
           if (i == starts[r]) {
             for (int64_t c = 0; c < width; ++c) sum[c] = AsFloat(from[c]);
           } else {
@@ -63,7 +76,6 @@ struct UniqueRows {
         }
       }
     });
-    return Status();
   }
 };
 
@@ -75,12 +87,12 @@ void CopyTo(const TensorArg& from, const TensorArg& to) {
 // update(i, row) for the rows of the list that are held here, shared among the threads: each stands there
 // once.
 template <typename F>
-void ForRowsHere(const TensorArg& rows, const TensorArg& table, F update) {
+void ForRowsHere(const TensorArg& rows, const TensorArg& table, const ListParts& parts, F update) {
   const int64_t begin = table.begin[0], extent = table.extent[0];
   ParallelFor(rows.elements(), RowGrain(2 * InnerOf(table.extent, 0)), [&](int64_t low, int64_t high) {
     for (int64_t i = low; i < high; ++i) {
       int64_t id = rows.dtype == DType::kInt32 ? rows.as<int32_t>()[i] : rows.as<int64_t>()[i];
-      if (id >= begin && id < begin + extent) update(i, id - begin);
+      if (id >= begin && id < begin + extent && parts.Has(i, id)) update(i, id - begin);
     }
   });
 }
@@ -106,7 +118,8 @@ int64_t UniqueRowsScratch(const KernelSpec& spec) {
 
 Status SgdRows(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &table = context.out[0];
-  Status checked = CheckTouched(rows, table.global[0]);
+  const ListParts parts = PartsOf(context.spec.attrs, rows, table.global[0]);
+  Status checked = CheckTouched(rows, table.global[0], parts);
   if (!checked.ok()) return checked;
   CopyTo(context.in[0], table);
   const RowsUpdate update(context, 3);
@@ -114,7 +127,7 @@ Status SgdRows(const KernelContext& context) {
   const float rate = static_cast<float>(update.lr), factor = static_cast<float>(update.factor);
   const float decay = static_cast<float>(context.spec.attrs.Float("weight_decay", 0));
   const int64_t width = table.extent[1];
-  ForRowsHere(rows, table, [&](int64_t i, int64_t row) {
+  ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
     const float* from = context.in[2].as<float>() + i * width;
     float* to = table.as<float>() + row * width;
     OFL_INDEPENDENT
@@ -125,13 +138,14 @@ Status SgdRows(const KernelContext& context) {
 
 Status AddSquaresToRows(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &state = context.out[0];
-  Status checked = CheckTouched(rows, state.global[0]);
+  const ListParts parts = PartsOf(context.spec.attrs, rows, state.global[0]);
+  Status checked = CheckTouched(rows, state.global[0], parts);
   if (!checked.ok()) return checked;
   CopyTo(context.in[0], state);
   const RowsUpdate update(context, 3);
   if (update.skipped) return Status();
   const float factor = static_cast<float>(update.factor);
-  ForRowsHere(rows, state, [&](int64_t i, int64_t row) {
+  ForRowsHere(rows, state, parts, [&](int64_t i, int64_t row) {
     state.as<float>()[row] += factor * factor * context.in[2].as<float>()[i];
   });
   return Status();
@@ -139,7 +153,8 @@ Status AddSquaresToRows(const KernelContext& context) {
 
 Status AdagradRows(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &state = context.in[3], &table = context.out[0];
-  Status checked = CheckTouched(rows, table.global[0]);
+  const ListParts parts = PartsOf(context.spec.attrs, rows, table.global[0]);
+  Status checked = CheckTouched(rows, table.global[0], parts);
   if (!checked.ok()) return checked;
   CopyTo(context.in[0], table);
   const RowsUpdate update(context, 4);
@@ -147,7 +162,7 @@ Status AdagradRows(const KernelContext& context) {
   const float factor = static_cast<float>(update.factor);
   const float eps = static_cast<float>(context.spec.attrs.Float("eps", 1e-8));
   const int64_t width = table.extent[1];
-  ForRowsHere(rows, table, [&](int64_t i, int64_t row) {
+  ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
     const float root = __builtin_sqrtf(state.as<float>()[row]);
     const float rate = static_cast<float>(update.lr) * factor / (root + eps);
     const float* from = context.in[2].as<float>() + i * width;

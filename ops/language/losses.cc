@@ -126,37 +126,45 @@ Tensor nll_loss(Tensor x, Tensor target, Here at) {
   return neg(pick(x, target, at), at);
 }
 
-Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& options, Here at) {
-  at = at.In("cross_entropy");
+namespace {
+
+// The targets, -1 where they are to be ignored.
+Tensor Counted(Tensor target, const CrossEntropyOptions& options, const Here& at) {
+  if (!options.ignore_index || *options.ignore_index < 0) return target;
+  return where(equal(target, static_cast<double>(*options.ignore_index), at), -1, target, at);
+}
+
+void NeedClassWeights(const std::string& who, Tensor weights, int64_t classes) {
+  if (weights.shape() == Dims{classes} && weights.dtype() == DType::kFloat32) return;
+  Fail(who, ": class_weights is ", Name(weights.dtype()), weights.shape().str(), " but must be f32[", classes,
+       "]");
+}
+
+// What the losses of classes share. `operands`: without the target; `mean_logit(weights)`: the mean over the
+// classes of logits times weights, [c] (undefined: 1).
+template <typename MeanLogit>
+Tensor ClassLoss(const char* op, std::vector<Tensor> operands, const Attrs& attrs, int64_t classes,
+                 Tensor target, const CrossEntropyOptions& options, MeanLogit mean_logit, const Here& at) {
   const double smooth = options.label_smoothing;
-  const std::string who = Who("cross_entropy", at);
-  NeedGiven("cross_entropy", "logits", logits, at);
-  NeedInteger("cross_entropy", "target", target, at);
+  const std::string who = Who(op, at);
+  NeedInteger(op, "target", target, at);
   NeedNumber(who, "label_smoothing", smooth, Domain::kShare);
   NeedNumber(who, "z_loss", options.z_loss, Domain::kNotNegative);
-  if (options.ignore_index && *options.ignore_index >= 0)
-    target = where(equal(target, static_cast<double>(*options.ignore_index), at), -1, target, at);
-  std::vector<Tensor> out = Apply(logits.graph(), "cross_entropy", {logits, target}, {}, at);
+  target = Counted(target, options, at);
+  GraphBuilder* graph = operands[0].graph();
+  operands.push_back(target);
+  std::vector<Tensor> out = Apply(graph, op, operands, attrs, at);
   Tensor loss = out[0], lse = out[1], weights = options.class_weights;
-  const int64_t classes = logits.shape().back();
   if (weights.defined()) {
-    if (weights.shape() != Dims{classes} || weights.dtype() != DType::kFloat32) {
-      Fail(who, ": class_weights is ", Name(weights.dtype()), weights.shape().str(), " but must be f32[",
-           classes, "]");
-    }
+    NeedClassWeights(who, weights, classes);
     loss = mul(loss, gather(weights, maximum(target, 0, at), at), at);
   }
   if (smooth == 0 && options.z_loss == 0) return loss;
   Tensor more;  // beside the target's own loss, also of targets that are ignored
   if (smooth > 0) {
-    Tensor wide = cast(logits, DType::kFloat32, at), even;
-    if (weights.defined()) {
-      Tensor total = sum(weights, {}, false, at);
-      even = sub(mul(lse, total, at), sum(mul(wide, weights, at), {-1}, false, at), at);
-      even = scale(even, 1.0 / static_cast<double>(classes), at);
-    } else {
-      even = sub(lse, mean(wide, {-1}, false, at), at);
-    }
+    Tensor even = lse;
+    if (weights.defined()) even = mul(lse, mean(weights, {}, false, at), at);
+    even = sub(even, mean_logit(weights), at);
     loss = scale(loss, 1 - smooth, at);
     more = scale(even, smooth, at);
   }
@@ -165,6 +173,60 @@ Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& op
     more = more.defined() ? add(more, z, at) : z;
   }
   return add(loss, where(less(target, 0, at), 0, more, at), at);
+}
+
+}  // namespace
+
+Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& options, Here at) {
+  at = at.In("cross_entropy");
+  NeedGiven("cross_entropy", "logits", logits, at);
+  const int64_t classes = logits.shape().rank() > 0 ? logits.shape().back() : 0;
+  const auto mean_logit = [&](Tensor weights) {
+    Tensor wide = cast(logits, DType::kFloat32, at);
+    return mean(weights.defined() ? mul(wide, weights, at) : wide, {-1}, false, at);
+  };
+  return ClassLoss("cross_entropy", {logits}, {}, classes, target, options, mean_logit, at);
+}
+
+Tensor linear_cross_entropy(Tensor x, Tensor w, Tensor target, const CrossEntropyOptions& options,
+                            int64_t tile, Here at) {
+  at = at.In("linear_cross_entropy");
+  NeedGiven("linear_cross_entropy", "x", x, at);
+  NeedGiven("linear_cross_entropy", "w", w, at);
+  const int64_t classes = w.shape().rank() > 0 ? w.shape()[0] : 0;
+  // x times the mean of w over the classes.
+  const auto mean_logit = [&](Tensor weights) {
+    Tensor wide = cast(w, DType::kFloat32, at);
+    Tensor even = weights.defined()
+                      ? scale(einsum("c,ck->k", weights, wide, at), 1.0 / static_cast<double>(classes), at)
+                      : mean(wide, {0}, false, at);
+    std::string rows;
+    for (int axis = 0; axis + 1 < x.shape().rank(); ++axis) rows += static_cast<char>('a' + axis);
+    return cast(einsum(rows + "k,k->" + rows, x, cast(even, x.dtype(), at), at), DType::kFloat32, at);
+  };
+  return ClassLoss("linear_cross_entropy", {x, w}, {{"tile", tile}}, classes, target, options, mean_logit,
+                   at);
+}
+
+Tensor mean_linear_cross_entropy(Tensor x, Tensor w, Tensor target, const CrossEntropyOptions& options,
+                                 int64_t tile, Here at) {
+  const char* const op = "mean_linear_cross_entropy";
+  at = at.In(op);
+  const int64_t rows = target.defined() ? target.shape().elements() : 0;
+  if (options.label_smoothing != 0 || options.z_loss != 0 || rows == 0)
+    return mean(linear_cross_entropy(x, w, target, options, tile, at), {}, false, at);
+  NeedGiven(op, "x", x, at);
+  NeedGiven(op, "w", w, at);
+  NeedInteger(op, "target", target, at);
+  target = Counted(target, options, at);
+  Tensor weights = options.class_weights, share;
+  if (weights.defined()) {
+    NeedClassWeights(Who(op, at), weights, w.shape().rank() > 0 ? w.shape()[0] : 0);
+    share = scale(gather(weights, maximum(target, 0, at), at), 1.0 / static_cast<double>(rows), at);
+  } else {
+    share = full(x.graph(), target.shape(), 1.0 / static_cast<double>(rows), DType::kFloat32, at);
+  }
+  return Apply(x.graph(), "linear_cross_entropy_sum", {x, w, target, share}, {{"tile", tile}}, at)[0];
 }
 
 Tensor cosine_similarity(Tensor a, Tensor b, int64_t axis, double eps, Here at) {

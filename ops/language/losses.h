@@ -60,7 +60,23 @@ struct CrossEntropyOptions {
 // logits[.. c], target[..] -> loss[..], fp32. The class axis may be cut.
 Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& options, OFL_HERE);
 
-// The same for any number of classes: logits[.. c], target[..] (negative: loss 0) -> [..], the cross-entropy
+// cross_entropy of logits x[.. k] w[c k]^T -> loss[..], fp32, with the same options. Only `tile` rows of
+// logits (rounded to a multiple of 8) exist at a time. They are made once more for the gradients (Wijmans et
+// al. 2024), as many of them, of all rows and some classes: one product beside the head's three. The class
+// axis may be cut. Label smoothing takes the mean of w over the classes besides. A second gradient stores all
+// logits.
+inline constexpr int64_t kLogitTile = 512;
+Tensor linear_cross_entropy(Tensor x, Tensor w, Tensor target, const CrossEntropyOptions& options = {},
+                            int64_t tile = kLogitTile, OFL_HERE);
+
+// mean(linear_cross_entropy(...)), one element. Without smoothing and z_loss its gradients are made of the
+// same tiles as the loss where classes are whole, in the forward pass, so logits are made once; each tile
+// then reads and writes the gradient of w (on GPUs take 1,024 rows), which waits in fp32 for the backward
+// pass.
+Tensor mean_linear_cross_entropy(Tensor x, Tensor w, Tensor target, const CrossEntropyOptions& options = {},
+                                 int64_t tile = kLogitTile, OFL_HERE);
+
+// For any number of classes: logits[.. c], target[..] (negative: loss 0) -> [..], the cross-entropy
 // times (1 - p[target])^gamma, p = softmax(logits), and times class_weights[target], if they are given.
 struct Focal {
   double gamma = 2;           // 0 or more

@@ -80,13 +80,24 @@ RmsProp::operator Optimizer() const {
   return optimizer;
 }
 
+namespace {
+
+// state[v] of the rows of a list, which ends with -1: there it is what some row has, or 0.
+Tensor TouchedIn(Tensor state, const TouchedRows& touched) {
+  const int64_t places = touched.rows.shape()[0], rows = state.shape()[0];
+  if (touched.parts == 0) return take(state, 0, maximum(touched.rows, zeros_like(touched.rows)));
+  Tensor list = reshape(touched.rows, {touched.parts, places / touched.parts});
+  return reshape(embedding_in_parts(reshape(state, {rows, 1}), list), {places});
+}
+
+}  // namespace
+
 Adagrad::operator Optimizer() const {
   Optimizer optimizer("adagrad", [rule = *this](WeightUpdate& u) {
     Tensor w = u.weight();
     if (const TouchedRows touched = u.Rows(); touched.rows.defined()) {
       Tensor state = u.RowState("adagrad_s", rule.initial), squares = mean(square(touched.values), {1});
-      Tensor named = maximum(touched.rows, zeros_like(touched.rows));  // the list ends with -1
-      Tensor by = shift(sqrt(take(state, 0, named) + squares), rule.eps);
+      Tensor by = shift(sqrt(TouchedIn(state, touched) + squares), rule.eps);
       u.FusedRows("add_squares_to_rows", state, squares, {{"lr", rule.lr}});
       return u.FusedRows("sgd_rows", w, touched.values / unsqueeze(by, 1), {{"lr", rule.lr}});
     }

@@ -192,14 +192,32 @@ Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Tensor weights, H
   return One("embedding_bag", {table, ids, lengths, weights}, {{"mode", "sum"}}, at);
 }
 
-TouchedRows unique_rows(Tensor ids, Tensor grad, Here at) {
-  std::vector<Tensor> out = Apply(GraphOf("unique_rows", ids, at), "unique_rows", {ids, grad}, {}, at);
-  return {out[0], out[1]};
+Tensor embedding_in_parts(Tensor table, Tensor ids, Here at) {
+  NeedInteger("embedding_in_parts", "ids", ids, at);
+  return One("embedding", {table, ids}, {{"parts", ids.shape().rank() > 0 ? ids.shape()[0] : 0}},
+             at.In("embedding_in_parts"));
 }
+
+TouchedRows unique_rows(Tensor ids, Tensor grad, int64_t parts, Here at) {
+  Attrs attrs;
+  if (parts > 0) attrs.Set("parts", parts);
+  std::vector<Tensor> out = Apply(GraphOf("unique_rows", ids, at), "unique_rows", {ids, grad}, attrs, at);
+  return {out[0], out[1], parts};
+}
+
+namespace {
+
+// Attributes of an update of these rows.
+Attrs ForRows(const TouchedRows& touched, Attrs attrs) {
+  if (touched.parts > 0) attrs.Set("parts", touched.parts);
+  return attrs;
+}
+
+}  // namespace
 
 Tensor sgd_rows(Tensor table, const TouchedRows& touched, const SgdRows& options, Here at) {
   return One("sgd_rows", {table, touched.rows, touched.values},
-             {{"lr", options.lr}, {"weight_decay", options.weight_decay}}, at);
+             ForRows(touched, {{"lr", options.lr}, {"weight_decay", options.weight_decay}}), at);
 }
 
 AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched, const AdagradRows& options,
@@ -207,9 +225,10 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
   at = at.In("adagrad_rows");
   GraphOf("adagrad_rows", table, at);
   Tensor squares = mean(square(touched.values, at), {-1}, false, at);
-  Tensor sums = One("add_squares_to_rows", {state, touched.rows, squares}, {{"lr", options.lr}}, at);
+  Tensor sums =
+      One("add_squares_to_rows", {state, touched.rows, squares}, ForRows(touched, {{"lr", options.lr}}), at);
   return {One("adagrad_rows", {table, touched.rows, touched.values, sums},
-              {{"lr", options.lr}, {"eps", options.eps}}, at),
+              ForRows(touched, {{"lr", options.lr}, {"eps", options.eps}}), at),
           sums};
 }
 
@@ -218,6 +237,10 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, Here at) {
   NeedInteger("grouped_matmul", "counts", counts, at);
   return One("grouped_matmul", {x, w, counts}, {}, at);
+}
+Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, double share, Here at) {
+  NeedInteger("grouped_matmul", "counts", counts, at);
+  return One("grouped_matmul", {x, w, counts}, {{"share", share}}, at);
 }
 
 // --- Rows to experts and back --------------------------------------------------------------------
@@ -251,6 +274,29 @@ Tensor take_rows(Tensor x, const Routes& routes, Tensor weights, Here at) {
 }
 Tensor return_rows(Tensor y, const Routes& routes, Tensor weights, Here at) {
   return RowsBy("return_rows", "y", y, routes, weights, at);
+}
+
+RankRoutes route_ranks(Tensor chosen, int64_t experts, int64_t ranks, int64_t room,
+                       const RouteOptions& options, Here at) {
+  NeedInteger("route_ranks", "chosen", chosen, at);
+  std::vector<Tensor> in = {chosen};
+  if (options.weights.defined()) in.push_back(options.weights);
+  const std::vector<Tensor> out = Apply(
+      chosen.graph(), "route_ranks", in,
+      {{"experts", experts}, {"ranks", ranks}, {"room", room}, {"error", int64_t{!options.may_drop}}}, at);
+  return {{out[0], out[1], out[2]}, out[3], out[4]};
+}
+
+Tensor exchange(Tensor y, Tensor counts, double share, Here at) {
+  NeedInteger("exchange", "counts", counts, at);
+  return One("exchange", {y, counts}, {{"share", share}}, at);
+}
+
+Routes sort_choices(Tensor kept, int64_t experts, int64_t room, Here at) {
+  GraphBuilder* graph = GraphOf("sort_choices", kept, at);
+  const std::vector<Tensor> out =
+      Apply(graph, "sort_choices", {kept}, {{"experts", experts}, {"room", room}}, at);
+  return {out[0], out[1], out[2]};
 }
 
 // --- Shape and position --------------------------------------------------------------------------

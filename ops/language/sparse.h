@@ -74,6 +74,11 @@ enum class Bag { kSum, kMean, kMax };
 // concatenated in one list must be padded to [b l], so that b is an ordinary axis, which data parallelism
 // cuts. The table may be cut by rows or columns. The gradient of kMax goes to the first of equals.
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Bag mode = Bag::kSum, OFL_HERE);
+// table[v d], ids[r m] -> [r m d]: `embedding` of a table in r equal parts by rows, where the ids of part r
+// name rows of that part of the table, numbered as in the whole; other ids give 0, and their gradient is
+// none. So ids, rows, gradients and what an optimizer updates may all be cut by r: each rank looks up only
+// what it has, and nothing is summed over ranks.
+Tensor embedding_in_parts(Tensor table, Tensor ids, OFL_HERE);
 // The sum of the rows times weights[b l].
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Tensor weights, OFL_HERE);
 
@@ -81,10 +86,13 @@ Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Tensor weights, O
 struct TouchedRows {
   Tensor rows;    // [n], of the type of the ids: ascending, then -1 for unused places
   Tensor values;  // [n d] f32: the sums of their gradients, then 0
+  // Of a table in equal parts by rows (embedding_in_parts): the list is as many parts, each so. 0: it is one.
+  int64_t parts = 0;
 };
 // ids[n], grad[n d] -> the rows that ids names, each once, with the sums of their gradients, added in the
 // order of ids. A negative id names no row. The list is whole on every rank; columns may be cut.
-TouchedRows unique_rows(Tensor ids, Tensor grad, OFL_HERE);
+// In `parts`, each part of the list by itself.
+TouchedRows unique_rows(Tensor ids, Tensor grad, int64_t parts = 0, OFL_HERE);
 // Updates of only the touched rows of variables; all other rows are unchanged, and cost nothing. `touched` is
 // a result of unique_rows: the step fails if its rows are not ascending or lie outside the table. The updates
 // run when `assign` would (ops/language/functional.h), and return the variables' new values. The table may be
@@ -114,8 +122,11 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 // times w[1], and so on; rows past the sum of counts give 0. counts are i32 or i64; if one is negative, or
 // their sum exceeds n, the step fails naming both numbers. Every axis of x and w may be cut (e: expert
 // parallelism, each rank computes the rows of its experts), counts may not. x[p n k] and counts[p e] are rows
-// of parts, as per_micro_batch makes them: -> [p n m]; w may then be [p e k m].
+// of parts, as per_micro_batch makes them: -> [p n m]; w may then be [p e k m]. x[r p n k], w[r e k m] and
+// counts[r p e] are those of ranks with experts of their own, as sort_choices makes them: -> [r p n m].
+// `share`: the part of all rows that is expected to be in a run, in (0, 1], by which work is estimated.
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, OFL_HERE);
+Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, double share, OFL_HERE);
 
 // --- Rows to experts and back, with room that is fixed before the step. Tokens that share an expert's room
 // are a pool, p; each of its n tokens chooses k of e experts, and each expert has c places in a pool ---
@@ -142,6 +153,31 @@ Tensor take_rows(Tensor x, const Routes& routes, Tensor weights = {}, OFL_HERE);
 // y[e p c w] -> [p n w]: for each token the sum of the rows at its places, times weights[p n k] where they
 // are given; 0 where all its choices were dropped.
 Tensor return_rows(Tensor y, const Routes& routes, Tensor weights = {}, OFL_HERE);
+
+// --- The same where the room is not an expert's but that of a rank, which has several experts: a token goes
+// to a rank once, however many of its experts live there, and rows that nobody uses are neither sent nor
+// multiplied. Experts [r each, (r + 1) each) are of rank r ---
+
+struct RankRoutes {
+  Routes routes;  // of ranks: slots[p r c], places[p n k] of the first kept choice of a token at each rank,
+                  // and counts[p r]: how many places are filled, from the first on
+  Tensor kept;    // f32[p n k]: the chosen expert, from 1 on; 0: it was dropped
+  Tensor chosen;  // i32[p e]: how often each expert was chosen, whether there was room or not
+};
+// chosen[p n k] as in `route`. A rank has room for so many choices of a pool, and a place for each, or for
+// each token of the pool where these are fewer. Tokens are at a rank's places in their order.
+RankRoutes route_ranks(Tensor chosen, int64_t experts, int64_t ranks, int64_t room,
+                       const RouteOptions& options = {}, OFL_HERE);
+// The rows y[r p c ..], of which for each r and p only the first counts[p r] along c are not 0, for a reader
+// that wants them cut otherwise: between ranks only these rows go. `share`: the part of all rows that is
+// expected, in (0, 1], by which the time is estimated.
+Tensor exchange(Tensor y, Tensor counts, double share = 1, OFL_HERE);
+// At the ranks: kept[r p c k], which came with the rows, says which of the rank's `experts` / r experts use a
+// row. Routes to one run of `room` rows for each r and p, in which those of an expert follow one another:
+// slots[r p n], places[r p c k], counts[r p e]: the length of each expert's run. What has no room is left
+// out. take_rows(x[r p c w], routes) -> [r p n w] and return_rows(y[r p n w], routes, weights[r p c k]) -> [r
+// p c w] go there and back.
+Routes sort_choices(Tensor kept, int64_t experts, int64_t room, OFL_HERE);
 
 // --- Shape and position ---
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -84,6 +85,9 @@ struct CheckOptions {
   // Signatures of a varied sample that are tried on each mesh of one axis; where there are more, as many are
   // drawn.
   int cuts_of_variant = 1 << 20;
+  // Samples in an order that is drawn by this seed; empty: as they come. After each it may be enough.
+  std::optional<uint64_t> draws = {};
+  std::function<bool()> enough = {};
 };
 // The entry's own kernel; none for a view that has none.
 inline MakeKernel ReferenceOf(const OpDef& def);
@@ -548,31 +552,50 @@ inline Report CheckTrial(const Trial& trial, const MakeKernel& make, bool base, 
 
 inline Report CheckOperator(const OpDef& def, const MakeKernel& reference, const MakeKernel& make,
                             const CheckOptions& options) {
+  struct Varied {
+    const Sample* of;
+    size_t number;  // 0: as it is
+    Sample sample;
+  };
   Report report;
+  std::vector<Varied> all;
+  const auto fail = [&](const Sample& sample, const std::exception& error) {
+    report.Fail(Cat("error: ", SampleText(def, sample), " threw ", error.what()));
+  };
   for (const Sample& sample : def.samples) {
     try {
       std::vector<Sample> samples = options.vary ? Vary(def, sample) : std::vector<Sample>{sample};
-      for (size_t v = 0; v < samples.size(); ++v) {
-        if (!options.every_type && &sample != &def.samples[0] && InputTypes(samples[v]) != InputTypes(sample))
-          continue;
-        // Every second one is drawn with ties.
-        Trial trial = MakeTrial(def, samples[v], reference, v % 2 == 1);
-        if (!trial.status.ok()) {
-          ++report.refused;
-          if (v == 0) report.Fail(Cat("error: ", trial.text, ": ", trial.status.message()));
-          continue;
-        }
-        Report of_one = CheckTrial(trial, make, v == 0, options);
-        std::set<DType> given, tried;
-        for (DType type : InputTypes(sample)) given.insert(type);
-        for (DType type : InputTypes(samples[v]))
-          if (!given.count(type)) tried.insert(type);
-        if (tried.empty()) of_one.failed_as_given = of_one.failed;
-        if (of_one.failed > 0) of_one.failed_types = tried;
-        report.Merge(of_one);
-      }
+      for (size_t v = 0; v < samples.size(); ++v)
+        if (options.every_type || &sample == &def.samples[0] || InputTypes(samples[v]) == InputTypes(sample))
+          all.push_back({&sample, v, std::move(samples[v])});
     } catch (const std::exception& error) {
-      report.Fail(Cat("error: ", SampleText(def, sample), " threw ", error.what()));
+      fail(sample, error);
+    }
+  }
+  if (options.draws) {
+    Draws draws(*options.draws ^ HashName(def.name));
+    for (size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[draws.Below(static_cast<int64_t>(i))]);
+  }
+  for (const Varied& varied : all) {
+    try {
+      // Every second one is drawn with ties.
+      Trial trial = MakeTrial(def, varied.sample, reference, varied.number % 2 == 1);
+      if (!trial.status.ok()) {
+        ++report.refused;
+        if (varied.number == 0) report.Fail(Cat("error: ", trial.text, ": ", trial.status.message()));
+        continue;
+      }
+      Report of_one = CheckTrial(trial, make, varied.number == 0, options);
+      std::set<DType> given, tried;
+      for (DType type : InputTypes(*varied.of)) given.insert(type);
+      for (DType type : InputTypes(varied.sample))
+        if (!given.count(type)) tried.insert(type);
+      if (tried.empty()) of_one.failed_as_given = of_one.failed;
+      if (of_one.failed > 0) of_one.failed_types = tried;
+      report.Merge(of_one);
+      if (options.enough && options.enough()) break;
+    } catch (const std::exception& error) {
+      fail(varied.sample, error);
     }
   }
   return report;

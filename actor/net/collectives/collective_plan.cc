@@ -62,7 +62,9 @@ std::vector<MemberRegion> JoinSmall(const std::vector<MemberRegion>& regions, in
     auto [at, added] = last.emplace(std::pair{r.sources, r.dests}, joined.size());
     if (!added) {
       MemberRegion& before = joined[at->second];
-      if (before.box.elements() + r.box.elements() <= limit_elements && Join(r.box, &before.box)) continue;
+      const bool joins =
+          r.count == before.count && before.box.elements() + r.box.elements() <= limit_elements;
+      if (joins && Join(r.box, &before.box)) continue;
       at->second = joined.size();
     }
     joined.push_back(r);
@@ -101,7 +103,8 @@ class OpMaker {
 
   // `owner`: the member on whose node the sum is made; `dests`: who of all gets it from there. `again`: other
   // nodes make the same sum for themselves.
-  void Add(int operand, const Box& box, const Members& sources, const Members& dests, int owner, bool again) {
+  void Add(int operand, const Box& box, int64_t count, const Members& sources, const Members& dests,
+           int owner, bool again) {
     const int chunk = chunks_++;
     const std::vector<int> source_nodes = NodesOf(sources), dest_nodes = NodesOf(dests);
     const int root = RootOf(source_nodes, dest_nodes, shape_.node(owner));
@@ -115,7 +118,7 @@ class OpMaker {
     };
     // Towards the root.
     if (!On(sources, my_node_).empty() || me_ == sum_process) {
-      ChunkOp op = {chunk, operand, box, {}, {}, {}};
+      ChunkOp op = {chunk, operand, box, count, {}, {}, {}};
       const int next = AddTerms(source_nodes, sources, root, again, process_of, &op);
       if (next >= 0) op.sends.push_back(process_of(next, sources));
       if (me_ == sum_process) AddDests(dest_nodes, dests, root, process_of, &op);
@@ -123,7 +126,7 @@ class OpMaker {
     }
     // Back: a node that gives and wants the same part gets it in a second op of the chunk.
     if (my_node_ == root || On(dests, my_node_).empty() || process_of(my_node_, dests) != me_) return;
-    ChunkOp op = {chunk, operand, box, {}, {}, {}};
+    ChunkOp op = {chunk, operand, box, count, {}, {}, {}};
     const int before = AddDests(dest_nodes, dests, root, process_of, &op);
     op.terms.push_back({process_of(before, dests), {}});
     ops_.push_back(std::move(op));
@@ -243,7 +246,7 @@ void AddChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& sha
       const bool for_itself =
           r.sources.empty() || (source_nodes.size() > 1 && box.elements() <= most_for_itself);
       if (!for_itself || (dest_nodes.size() == 1 && shape.node(r.owner) == *dest_nodes.begin())) {
-        maker.Add(r.operand, box, r.sources, r.dests, r.owner, false);
+        maker.Add(r.operand, box, r.count, r.sources, r.dests, r.owner, false);
         continue;
       }
       for (int node : dest_nodes) {
@@ -251,7 +254,7 @@ void AddChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& sha
         for (int m : r.dests) {
           if (shape.node(m) == node) dests.push_back(m);
         }
-        maker.Add(r.operand, box, r.sources, dests, dests[0], source_nodes.size() > 1);
+        maker.Add(r.operand, box, r.count, r.sources, dests, dests[0], source_nodes.size() > 1);
       }
     }
   }

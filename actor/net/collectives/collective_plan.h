@@ -43,6 +43,7 @@ struct ChunkOp {
   int chunk = 0;  // its number in the act, the same for all processes
   int operand = 0;
   Box box;
+  int64_t count = -1;  // Region::count: the rows of the box that the act moves
   std::vector<Term> terms;
   std::vector<int> outs;   // members of this node whose out pieces get it
   std::vector<int> sends;  // processes that get it

@@ -365,6 +365,8 @@ std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& want
     for (int p = 0; p < host_->job_->processes(); ++p)
       spec.shape.unit_of_process.push_back(p * host_->job_->ranks_per_process() / unit);
   spec.operands = OperandsOf(wanted.collective);
+  spec.counted = wanted.collective.counts() > 0;
+  spec.rows = wanted.collective.rows();
   spec.pieces = {wanted.collective.piece().begin(), wanted.collective.piece().end()};
   size_t acts = 1;
   for (const auto& [member, work] : wanted.work) acts = std::max(acts, work.size());
@@ -381,7 +383,7 @@ std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& want
                   &spec.ops[act], algorithm);
   }
   if (apart) std::iota(spec.shape.node_of_process.begin(), spec.shape.node_of_process.end(), 0);
-  spec.positions = {wanted.collective.position().begin(), wanted.collective.position().end()};
+  spec.positions = wanted.spec.positions;
   spec.positions.resize(wanted.spec.acts, static_cast<int64_t>(groups_.size()));
   return std::make_shared<ProcessGroup>(host_, std::move(spec));
 }

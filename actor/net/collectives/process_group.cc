@@ -39,6 +39,7 @@ ProcessGroup::ProcessGroup(GroupHost* host, ProcessGroupSpec spec) : host_(host)
     for (size_t k = 0; k < ops_[i].size(); ++k) {
       Op& op = ops_[i][k];
       op.plan = &spec_.ops[i][k];
+      op.box = op.plan->box;
       op.come.resize(op.plan->terms.size());
       op.come_ok.resize(op.plan->terms.size());
       op.terms.reserve(shape.process.size() + 1);
@@ -193,10 +194,27 @@ void ProcessGroup::TellWorked() {
   for (int peer : node_peers_) host_->SendInNode(peer, &header, sizeof header);
 }
 
+// All members have the same counts. Where what made them has failed they are any numbers, and the act fails,
+// too: messages that have other sizes than are awaited do not matter.
+void ProcessGroup::CountRows() {
+  const auto* counts = reinterpret_cast<const int32_t*>(local_.begin()->second->in(spec_.operands));
+  for (Op& op : ops())
+    if (op.plan->count >= 0) op.box = CutAtCount(op.plan->box, spec_.rows, counts[op.plan->count]).moved;
+}
+
+void ProcessGroup::ClearRowsBehind(const Op* op) {
+  const int64_t rows = op->box.begin[spec_.rows] + op->box.extent[spec_.rows];
+  const Box behind = CutAtCount(op->plan->box, spec_.rows, rows).behind;
+  from_.clear();
+  for (int member : op->plan->outs) from_.push_back(OutPiece(op, member));
+  CombineBox(spec_.dtype, Reduce::kSum, behind, nullptr, 0, from_.data(), static_cast<int>(from_.size()));
+}
+
 void ProcessGroup::CheckReady() {
   if (ready_ || arrived_ < local_members() || node_arrived_.size() < node_peers_.size()) return;
   ready_ = true;
   advancing_ = true;
+  if (spec_.counted) CountRows();
   for (Op& op : ops()) {
     op.ok = ok_;
     Advance(&op);
@@ -281,15 +299,14 @@ bool ProcessGroup::RoundsSums() const {
 // The terms so far into `to`; the op's list of terms stays.
 void ProcessGroup::Fold(Op* op, const Piece* to, int num_to) {
   Reduce reduce = spec_.reduce == Reduce::kNone ? Reduce::kSum : spec_.reduce;  // kNone: at most one term
-  CombineBox(spec_.dtype, reduce, op->plan->box, op->terms.data(), static_cast<int>(op->terms.size()), to,
-             num_to);
+  CombineBox(spec_.dtype, reduce, op->box, op->terms.data(), static_cast<int>(op->terms.size()), to, num_to);
 }
 
 // One more staging buffer of this op, or nullptr. What is there already is added up first, so that two do for
 // any number of terms.
 char* ProcessGroup::TakeRoom(Op* op) {
   if (op->staging.size() == 2) {
-    Piece sum{op->staging[0], op->plan->box};
+    Piece sum{op->staging[0], op->box};
     Fold(op, &sum, 1);
     op->terms.assign(1, sum);
     for (size_t i = 0; i < op->next; ++i) op->come[i].reset();
@@ -313,12 +330,11 @@ bool ProcessGroup::BringTerm(Op* op) {
 bool ProcessGroup::BringSources(Op* op) {
   const ChunkOp::Term& term = op->plan->terms[op->next];
   if (op->ok && (term.apart || AllStaged(op))) {
-    Piece sum{TakeRoom(op), op->plan->box};
+    Piece sum{TakeRoom(op), op->box};
     if (sum.data == nullptr) return false;
     from_.clear();
     AddSources(op, term, &from_);
-    CombineBox(spec_.dtype, spec_.reduce, op->plan->box, from_.data(), static_cast<int>(from_.size()), &sum,
-               1);
+    CombineBox(spec_.dtype, spec_.reduce, op->box, from_.data(), static_cast<int>(from_.size()), &sum, 1);
     op->terms.push_back(sum);
   } else {
     AddSources(op, term, &op->terms);
@@ -330,22 +346,28 @@ bool ProcessGroup::BringSources(Op* op) {
 bool ProcessGroup::BringMessage(Op* op) {
   if (op->come_ok[op->next] == 0) return false;
   Incoming* incoming = op->come[op->next].get();
-  const int64_t bytes = op->plan->box.elements() * static_cast<int64_t>(SizeOf(spec_.dtype));
-  if (!op->ok || op->come_ok[op->next] == 2 || static_cast<int64_t>(incoming->bytes()) != bytes) {
+  const int64_t bytes = op->box.elements() * static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t came = incoming == nullptr ? 0 : static_cast<int64_t>(incoming->bytes());
+  if (!op->ok || op->come_ok[op->next] == 2 || came != bytes) {
     op->ok = false;
     op->come[op->next].reset();
     ++op->next;
     return true;
   }
+  if (bytes == 0) {  // no row of it
+    op->terms.push_back({nullptr, op->box});
+    ++op->next;
+    return true;
+  }
   if (incoming->data() != nullptr && !AllStaged(op)) {  // small: read where it is
-    op->terms.push_back({const_cast<void*>(incoming->data()), op->plan->box});
+    op->terms.push_back({const_cast<void*>(incoming->data()), op->box});
     ++op->next;
     return true;
   }
   char* to = nullptr;
   if (op->plan->terms.size() == 1 && !op->plan->outs.empty()) {
     Piece out = OutPiece(op, op->plan->outs[0]);
-    to = static_cast<char*>(const_cast<void*>(Contiguous(out, op->plan->box)));
+    to = static_cast<char*>(const_cast<void*>(Contiguous(out, op->box)));
   }
   if (to == nullptr) to = TakeRoom(op);
   if (to == nullptr) return false;
@@ -365,10 +387,10 @@ void ProcessGroup::Received(Op* op, bool ok) {
   op->come[op->next].reset();
   if (failed_) return GiveRoom(op);
   const ChunkOp& plan = *op->plan;
-  host_->Pulled(plan.terms[op->next].process, plan.box.elements() * static_cast<int64_t>(SizeOf(spec_.dtype)),
+  host_->Pulled(plan.terms[op->next].process, op->box.elements() * static_cast<int64_t>(SizeOf(spec_.dtype)),
                 ClockNow() - op->receive_since);
   op->ok = op->ok && ok;
-  op->terms.push_back({op->receive_to, op->plan->box});
+  op->terms.push_back({op->receive_to, op->box});
   ++op->next;
   if (!op->asking) Advance(op);  // else BringTerm goes on
 }
@@ -376,26 +398,27 @@ void ProcessGroup::Received(Op* op, bool ok) {
 // All terms are here: writes the pieces of this node and starts the sends. False when there is no room.
 bool ProcessGroup::Combine(Op* op) {
   const ChunkOp& plan = *op->plan;
-  const size_t bytes = plan.box.elements() * SizeOf(spec_.dtype);
+  const size_t bytes = op->box.elements() * SizeOf(spec_.dtype);
   const void* send = nullptr;
   std::vector<Piece>& to = to_;
   to.clear();
   if (op->ok) {
     for (int member : plan.outs) to.push_back(OutPiece(op, member));
-    if (!plan.sends.empty()) {
+    if (!plan.sends.empty() && bytes > 0) {
       if (op->terms.size() == 1) {
         // A single buffer of ours holds nothing but the box; a piece may hold more around it.
-        send = op->terms[0].box == plan.box ? op->terms[0].data : Contiguous(op->terms[0], plan.box);
+        send = op->terms[0].box == op->box ? op->terms[0].data : Contiguous(op->terms[0], op->box);
       }
-      for (size_t i = 0; send == nullptr && i < to.size(); ++i) send = Contiguous(to[i], plan.box);
+      for (size_t i = 0; send == nullptr && i < to.size(); ++i) send = Contiguous(to[i], op->box);
       if (send == nullptr) {
         char* buffer = TakeStaging(op);
         if (buffer == nullptr) return false;
-        to.push_back({buffer, plan.box});
+        to.push_back({buffer, op->box});
         send = buffer;
       }
     }
     Fold(op, to.data(), static_cast<int>(to.size()));
+    if (plan.count >= 0) ClearRowsBehind(op);
     // What is sent from a piece leaves the terms' room to others.
     if (std::find(op->staging.begin(), op->staging.end(), send) == op->staging.end()) GiveRoom(op);
   }

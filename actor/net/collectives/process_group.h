@@ -73,6 +73,8 @@ struct ProcessGroupSpec {
   GroupShape shape;
   std::vector<std::vector<ChunkOp>> ops;  // one list, or one for each micro-batch
   int operands = 1;
+  bool counted = false;             // members bring counts behind their operands
+  int rows = 0;                     // the axis of what is counted
   std::vector<plan::Piece> pieces;  // of the first operand by member, then of the next
   std::vector<int64_t> positions;   // of the acts of a step in the order of the job
 };
@@ -114,6 +116,7 @@ class ProcessGroup {
   };
   struct Op {
     const ChunkOp* plan = nullptr;
+    Box box;          // of the act: the plan's, or of that the rows that are counted
     size_t next = 0;  // next term to collect
     bool receiving = false, combined = false, done = false, ok = true;
     bool asking = false;  // inside Receive, which may call back at once
@@ -141,6 +144,8 @@ class ProcessGroup {
   int PieceOf(int operand, int member) const {
     return operand * static_cast<int>(spec_.shape.process.size()) + member;
   }
+  void CountRows();
+  void ClearRowsBehind(const Op* op);
   void TellArrived();
   void TellWorked();
   void CheckReady();
@@ -196,7 +201,7 @@ class ProcessMember final : public CollectiveMember {
   ProcessMember(Network* network, const CollectiveSpec& spec, int me, int operands)
       : network_(network), idle_work_(network->idle_work()), spec_(spec), me_(me) {
     arrive_.member = done_.member = this;
-    in_.reserve(operands);
+    in_.reserve(operands + 1);
     out_.reserve(operands);
   }
   void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override {
@@ -242,7 +247,7 @@ class ProcessMember final : public CollectiveMember {
   char* out(int operand) const {
     return operand < int(out_.size()) ? static_cast<char*>(out_[operand]) : nullptr;
   }
-  std::vector<void*> in_, out_;  // by operand; empty when it has no such end
+  std::vector<void*> in_, out_;  // by operand; empty when it has no such end; in_: then counts
   int micro_batch_ = 0;
   bool ok_ = true;
   bool arrived_ = false;  // of the network's thread: arrived, and not told of the end yet
