@@ -42,7 +42,10 @@ const Pass kPasses[] = {
      [](Graph* g, const CompileOptions& o) {
        if (o.fuse) Fuse(g);
      }},
+    {"place_on_host", Level::kLowered, [](Graph* g, const CompileOptions& o) { PlaceOnHost(g, o); }},
     {"recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { RepeatForward(g, o); }},
+    {"offload_activations", Level::kLowered,
+     [](Graph* g, const CompileOptions& o) { OffloadActivations(g, o); }},
     {"gather_weights", Level::kLowered, [](Graph* g, const CompileOptions& o) { GatherWeights(g, o); }},
     {"fill_buckets", Level::kLowered, [](Graph* g, const CompileOptions& o) { FillBuckets(g, o); }},
     {"choose_algorithms", Level::kLowered, [](Graph* g, const CompileOptions& o) { ChooseAlgorithms(g, o); }},

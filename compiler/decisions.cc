@@ -2,9 +2,11 @@
 // hold anything.
 #include "compiler/decisions.h"
 
+#include <array>
 #include <charconv>
 #include <functional>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -82,7 +84,7 @@ int64_t ParseNumber(std::string_view text, int64_t least, int64_t most) {
 }
 
 template <typename Enum>
-Enum ParseName(std::string_view text, std::initializer_list<Enum> all) {
+Enum ParseName(std::string_view text, std::span<const Enum> all) {
   std::string names;
   for (Enum each : all) {
     if (text == Name(each)) return each;
@@ -91,9 +93,8 @@ Enum ParseName(std::string_view text, std::initializer_list<Enum> all) {
   Fail("'", text, "' is none of ", names);
 }
 
-constexpr auto kSchedules = {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
-                             PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble};
-constexpr auto kRecomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+constexpr std::array kSchedules = {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
+                                   PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble};
 
 // "what rest"
 std::pair<std::string_view, std::string_view> FirstWord(std::string_view line) {
@@ -113,9 +114,35 @@ void ParseStages(std::string_view rest, StageCuts* stages) {
 // Of a region, how its values wait; of a weight, its cut.
 void ParseNamed(std::string_view what, std::string_view rest, Decisions* d) {
   const auto [how, name] = FirstWord(rest);
-  const bool fresh = what == "wait" ? d->waits.emplace(Unquoted(name), ParseName(how, kRecomputes)).second
-                                    : d->cuts.emplace(Unquoted(name), ParseCut(d->mesh, how)).second;
+  const bool fresh = what == "wait"
+                         ? d->waits.emplace(Unquoted(name), ParseName<Recompute>(how, kRecomputeModes)).second
+                         : d->cuts.emplace(Unquoted(name), ParseCut(d->mesh, how)).second;
   if (!fresh) Fail(what, " '", name, "' is there twice");
+}
+
+constexpr std::string_view kOver = " over ";  // before mesh axes
+
+// "0", or of a stage "3 over dp".
+void ParseZero(std::string_view rest, Decisions* d) {
+  const size_t over = rest.find(kOver);
+  d->zero = static_cast<int>(ParseNumber(rest.substr(0, over), 0, 3));
+  if ((over == std::string_view::npos) != (d->zero == 0))
+    Fail("'", rest, "' is no stage of ZeRO such as 0 or 3 over dp");
+  if (d->zero == 0) return;
+  d->zero_axis = rest.substr(over + kOver.size());
+  if (d->zero_axis.empty()) Fail("it names no axis of ZeRO");
+}
+
+// "bf16", or along some axes alone "bf16 over replica".
+void ParseReduceType(std::string_view rest, Decisions* d) {
+  const size_t over = rest.find(kOver);
+  const std::string_view type = rest.substr(0, over);
+  for (const DType each : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+    if (type == Name(each)) d->reduce_dtype = each;
+  if (!d->reduce_dtype) Fail("'", type, "' is none of f32, bf16, f16");
+  if (over == std::string_view::npos) return;
+  d->reduce_axis = rest.substr(over + kOver.size());
+  if (d->reduce_axis.empty()) Fail("it names no axis of sums");
 }
 
 // What a line says, by its first word.
@@ -131,15 +158,31 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
   else if (what == "micro_batches")
     d.micro_batches = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
   else if (what == "schedule")
-    d.schedule = ParseName(rest, kSchedules);
+    d.schedule = ParseName<PipelineSchedule>(rest, kSchedules);
   else if (what == "virtual_stages")
     d.virtual_stages = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
   else if (what == "zero")
-    d.zero = static_cast<int>(ParseNumber(rest, 0, 3));
+    ParseZero(rest, &d);
   else if (what == "recompute")
-    d.recompute = ParseName(rest, kRecomputes);
+    d.recompute = ParseName<Recompute>(rest, kRecomputeModes);
+  else if (what == "offload")
+    d.offload = ParseOffload(std::string(rest), "it");
   else if (what == "sequence_parallel")
     d.sequence_parallel = ParseNumber(rest, 0, 1) == 1;
+  else if (what == "context_parallel")
+    d.context_parallel = ParseNumber(rest, 1, 1) == 1;
+  else if (what == "logits_tile")
+    d.logits_tile = ParseNumber(rest, 1, kMostNumber);
+  else if (what == "ulysses")
+    d.ulysses = ParseNumber(rest, 1, 1) == 1;
+  else if (what == "reduce_dtype")
+    ParseReduceType(rest, &d);
+  else if (what == "overlap")
+    d.overlap = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
+  else if (what == "bucket")
+    d.bucket = ParseNumber(rest, 0, INT64_MAX);
+  else if (what == "prefetch")
+    d.prefetch = static_cast<int>(ParseNumber(rest, 0, kMostNumber));
   else if (what == "blocks")
     ParseStages(rest, &d.stages);
   else if (what == "wait" || what == "weight")
@@ -152,10 +195,22 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
 
 std::string ToText(const SavedPlan& plan) {
   const Decisions& d = plan.decisions;
-  std::string text = Cat(kFirstLine, "\nmodel ", plan.model, "\nmachine ", plan.machine, "\nmesh ",
-                         d.mesh.str(), "\nmicro_batches ", d.micro_batches, "\nschedule ", Name(d.schedule),
-                         "\nvirtual_stages ", d.virtual_stages, "\nzero ", d.zero, "\nrecompute ",
-                         Name(d.recompute), "\nsequence_parallel ", d.sequence_parallel ? 1 : 0, "\n");
+  std::string text =
+      Cat(kFirstLine, "\nmodel ", plan.model, "\nmachine ", plan.machine, "\nmesh ", d.mesh.str(),
+          "\nmicro_batches ", d.micro_batches, "\nschedule ", Name(d.schedule), "\nvirtual_stages ",
+          d.virtual_stages, "\nzero ", d.zero, d.zero > 0 ? " over " + d.zero_axis : "", "\nrecompute ",
+          Name(d.recompute), d.offload.any() ? "\noffload " + OffloadText(d.offload) : "",
+          "\nsequence_parallel ", d.sequence_parallel ? 1 : 0, "\n");
+  // Older plans have none of these lines.
+  for (const auto& [name, on] : {std::pair{"context_parallel", d.context_parallel}, {"ulysses", d.ulysses}})
+    if (on) text += Cat(name, " 1\n");
+  if (d.logits_tile > 0) text += Cat("logits_tile ", d.logits_tile, "\n");
+  if (d.reduce_dtype)
+    text += Cat("reduce_dtype ", Name(*d.reduce_dtype), d.reduce_axis.empty() ? "" : " over " + d.reduce_axis,
+                "\n");
+  if (d.overlap) text += Cat("overlap ", *d.overlap, "\n");
+  if (d.bucket) text += Cat("bucket ", *d.bucket, "\n");
+  if (d.prefetch) text += Cat("prefetch ", *d.prefetch, "\n");
   for (const auto& [name, blocks] : d.stages) {
     text += "blocks ";
     for (size_t i = 0; i < blocks.size(); ++i) text += Cat(i == 0 ? "" : ",", blocks[i]);
@@ -196,6 +251,9 @@ SavedPlan ParseSavedPlan(const std::string& text) {
     }
   }
   if (!ended) Fail("the plan lacks its last line 'end'");
+  const Decisions& d = plan.decisions;
+  if (d.zero > 0) d.mesh.AxesOrFail(d.zero_axis, "the line 'zero'");
+  if (!d.reduce_axis.empty()) d.mesh.AxesOrFail(d.reduce_axis, "the line 'reduce_dtype'");
   for (const char* what : {"model", "machine", "mesh", "micro_batches", "schedule", "virtual_stages", "zero",
                            "recompute", "sequence_parallel"})
     if (seen.count(what) == 0) Fail("the plan lacks its line '", what, "'");

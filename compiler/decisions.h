@@ -4,18 +4,22 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "compiler/graph/offload.h"
 #include "compiler/graph/pipeline_schedule.h"
 #include "compiler/graph/regions.h"
 #include "compiler/graph/variable_cuts.h"
+#include "core/dtype.h"
 #include "sbp/mesh.h"
 
 namespace oneflow_like {
 
-// How values of a region that its gradients read wait for them, by the region's path: kNone keeps them, and
-// the others compute them again. Never kAuto.
+// How values of a region that its gradients read wait for them, by the region's path: kNone keeps them,
+// kGather keeps what messages made them of and sends these again, kHost lets them wait on the host, and the
+// others compute them again. Never kAuto.
 using Waits = std::map<std::string, Recompute>;
 // Blocks of each stage in each round, by the path of the first block of their stack (nn::layers).
 using StageCuts = std::map<std::string, std::vector<int64_t>>;
@@ -26,8 +30,19 @@ struct Decisions {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   int virtual_stages = 1;
   int zero = 0;                            // stage of ZeRO; 0: none
+  std::string zero_axis = "dp";            // that it cuts variables over, or several (Mesh::FindAxes)
   Recompute recompute = Recompute::kNone;  // of regions that `waits` leaves out
+  Offload offload = {};                    // what waits in the memory of the host
   bool sequence_parallel = false;          // between products, sequences are cut over tp
+  bool context_parallel = false;           // sequences are cut over cp
+  bool ulysses = false;                    // and over sp, in attention heads
+  int64_t logits_tile = 0;                 // rows of logits that exist at a time; 0: all
+  // Of messages. Empty: not decided, as in the plans of older builds; the session's options count.
+  std::optional<DType> reduce_dtype = {};  // type of sums of gradients over devices
+  std::string reduce_axis = {};            // along which they are of that type, or several; empty: all
+  std::optional<int> overlap = {};         // most chunks of a product (Overlap::chunks)
+  std::optional<int64_t> bucket = {};      // bytes up to which small messages are joined; 0: none are
+  std::optional<int> prefetch = {};        // layers ahead for which weights are gathered, or copied
   StageCuts stages = {};                   // of stacks that are not divided by hand
   VariableCuts cuts = {};                  // of weights whose cuts were chosen
   Waits waits = {};

@@ -24,7 +24,7 @@ int WeightBehind(const Graph& graph, int value) {
 // Why a weight is gathered that was annotated to be used in pieces; empty when none is.
 std::string WhyGathered(const Graph& graph, const Node& boxing) {
   std::string text;
-  for (size_t i = 0; i < boxing.in.size(); ++i) {
+  for (size_t i = 0; i < boxing.out.size(); ++i) {
     const int weight = WeightBehind(graph, boxing.in[i]);
     if (weight < 0) continue;
     const NdSbp &from = graph.value(boxing.in[i]).sbp, &to = graph.value(boxing.out[i]).sbp;
@@ -65,8 +65,8 @@ double MovedBy(const Graph& graph, const Node& boxing, const BoxingCost& estimat
   if (IsLocalBoxing(boxing)) return 0;
   if (graph.mesh().size() > kManyDevices) return estimate.moved;
   double moved = 0;
-  for (size_t i = 0; i < boxing.in.size(); ++i) moved += MovedOf(graph, boxing, i, known);
-  return moved;
+  for (size_t i = 0; i < boxing.out.size(); ++i) moved += MovedOf(graph, boxing, i, known);
+  return moved * ShareMoved(boxing);
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ std::vector<BoxingPrice> PricesOfBoxing(const Compiled& compiled, bool gathered_
     };
     size_t reader = node.why.find("wanted by");
     const std::string what =
-        node.in.size() == 1 ? in.name : Cat(in.name, " and ", node.in.size() - 1, " others");
+        node.out.size() == 1 ? in.name : Cat(in.name, " and ", node.out.size() - 1, " others");
     prices.push_back({n, node.op, AlgorithmText(node), what, place(node.in[0]), place(node.out[0]),
                       reader == std::string::npos ? node.why : node.why.substr(reader), gathered,
                       MovedBy(graph, node, price, &moved) * SizeOf(out.dtype), price.seconds});
@@ -179,6 +179,7 @@ std::vector<bool> Gradients(const Graph& graph, const std::vector<int>& order) {
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     const Node& node = graph.node(*it);
     const OpDef* def = graph.catalog().Find(node.op);
+    if (node.op == kAssignHost) continue;
     if (def && !def->inplace.empty()) {
       std::set<int> updated;
       for (auto [out, in] : def->inplace) updated.insert(in);

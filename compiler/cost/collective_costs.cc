@@ -84,11 +84,12 @@ const std::vector<AlgorithmCost>& CollectiveCosts::Of(int n) {
 double CollectiveCosts::BytesOf(int n) const {
   const Node& node = graph_.node(n);
   double bytes = 0;
-  for (size_t i = 0; i < node.in.size(); ++i) {
+  for (size_t i = 0; i < node.out.size(); ++i) {
     const Value& v = graph_.value(node.in[i]);
-    bytes += LoadOfBoxingStep(graph_.mesh(), graph_.times(), v.shape, SizeOf(v.dtype),
-                              graph_.LayoutOf(node.in[i]), graph_.LayoutOf(node.out[i]), levels_)
-                 .bytes;
+    bytes += ShareMoved(node) * LoadOfBoxingStep(graph_.mesh(), graph_.times(), v.shape, SizeOf(v.dtype),
+                                                 graph_.LayoutOf(node.in[i]), graph_.LayoutOf(node.out[i]),
+                                                 levels_)
+                                    .bytes;
   }
   return bytes;
 }

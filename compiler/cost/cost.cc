@@ -5,6 +5,9 @@
 namespace oneflow_like {
 
 double SecondsOf(const Machine& machine, const Work& work, DType dtype) {
+  // Each byte is read on one side and written on the other.
+  if (work.kind == Work::Kind::kHostCopy)
+    return machine.host.latency + work.bytes / 2 / machine.host.bandwidth;
   const Efficiency& e = machine.efficiency;
   double flops = work.flops;
   if (flops > 0 && work.kind != Work::Kind::kOther) {
@@ -108,6 +111,10 @@ Work LocalWork::work() const {
   size_t i = 0;
   for (const auto* operands : {&rule_.in, &rule_.out})
     for (const BoundRule::Operand& operand : *operands) {
+      if (work.kind == Work::Kind::kHostCopy) {  // of assign_host the variable is not read
+        work.bytes = 2.0 * static_cast<double>(rule_.out[0].shape.elements()) * element_bytes_.back();
+        return work;
+      }
       const bool in_part = !def_->chosen.label.empty() && (operands == &rule_.in || !def_->inplace.empty());
       const double elements = in_part ? Touched(operand) : static_cast<double>(operand.shape.elements());
       work.bytes += elements * element_bytes_[i++];
@@ -199,13 +206,17 @@ double CostModel::Seconds(int n) {
 BoxingCost CostModel::Boxing(int n) const {
   const Node& node = graph_.node(n);
   BoxingCost all;
-  for (size_t i = 0; i < node.in.size(); ++i) {
+  for (size_t i = 0; i < node.out.size(); ++i) {
     const Value& v = graph_.value(node.in[i]);
     auto cost = [&](size_t element_bytes) {
       return CostOfBoxingStep(graph_.mesh(), graph_.times(), v.shape, static_cast<int64_t>(element_bytes),
                               graph_.LayoutOf(node.in[i]), graph_.LayoutOf(node.out[i]), machine_.topology);
     };
-    const BoxingCost one = cost(SizeOf(v.dtype));
+    BoxingCost one = cost(SizeOf(v.dtype));
+    if (const double share = ShareMoved(node); share < 1) {
+      const double latency = cost(0).seconds;
+      one = {.seconds = latency + (one.seconds - latency) * share, .moved = one.moved * share};
+    }
     all.moved += one.moved;
     all.seconds += one.seconds - (i == 0 ? 0 : cost(0).seconds);  // the latency of a message once
   }

@@ -102,6 +102,7 @@ HostWork HostWorkOf(const plan::Collective& collective, size_t element_bytes) {
       for (int64_t extent : region.box().extent()) elements *= static_cast<double>(extent);
       bytes += elements * (region.source_size() + region.dest_size()) * static_cast<double>(element_bytes);
     }
+  if (collective.share() > 0) bytes *= collective.share();
   return {.name = kCollectiveWork,
           .work = {.calls = 1, .bytes = bytes / std::max(1, collective.work_size())}};
 }
@@ -125,18 +126,19 @@ BoxingLoad LoadOf(const Machine& machine, const Graph& graph, int n, CollectiveC
   const Node& node = graph.node(n);
   const LinkLevels levels{machine.topology, machine.shared};
   BoxingLoad all;
-  for (size_t i = 0; i < node.in.size(); ++i) {
+  const double share = ShareMoved(node);
+  for (size_t i = 0; i < node.out.size(); ++i) {
     const Value& v = graph.value(node.in[i]);
     const BoxingLoad one = LoadOfBoxingStep(graph.mesh(), graph.times(), v.shape, SizeOf(v.dtype),
                                             graph.LayoutOf(node.in[i]), graph.LayoutOf(node.out[i]), levels);
     all.latency = std::max(all.latency, one.latency);
-    all.copies += one.copies;
+    all.copies += share * one.copies;
     all.links.resize(std::max(all.links.size(), one.links.size()));
-    for (size_t l = 0; l < one.links.size(); ++l) all.links[l] += one.links[l];
+    for (size_t l = 0; l < one.links.size(); ++l) all.links[l] += share * one.links[l];
     all.primitive = one.primitive;
     all.members = one.members;
     all.per_unit = one.per_unit;
-    all.bytes += one.bytes;
+    all.bytes += share * one.bytes;
   }
   if (const AlgorithmCost* cost = costs->Named(n)) {
     all.latency = cost->latency;

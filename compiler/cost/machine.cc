@@ -5,7 +5,11 @@ namespace oneflow_like {
 double Machine::FlopsOf(DType dtype) const { return SizeOf(dtype) < 4 ? narrow_flops : flops; }
 
 Machine MachineOf(const Mesh& mesh) {
-  if (mesh.kind() != "cuda") return {};
+  if (mesh.kind() != "cuda") {
+    Machine host;  // whose devices have its memory
+    host.host = {.latency = host.overhead, .bandwidth = host.topology.memory_bandwidth / 2};
+    return host;
+  }
   // GPUs of the H100's kind, eight of a host joined by NVLink, hosts by a 400 Gb/s network card for each GPU.
   Machine gpu;
   gpu.topology.links = {{.devices = 8, .latency = 8e-6, .bandwidth = 2e11},

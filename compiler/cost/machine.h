@@ -22,6 +22,13 @@ struct Efficiency {
   double half_extent = 0;
 };
 
+// Between a device and the memory of its host, in each direction by itself.
+struct HostLink {
+  double latency = 10e-6;   // of one copy, in seconds
+  double bandwidth = 25e9;  // of one device, in bytes/s
+  bool known = false;       // from a topology file: plans may count on it without being asked to
+};
+
 struct Machine {
   Topology topology;           // links between devices, and the memory of one
   std::vector<bool> shared;    // by level of its links: LinkLevels
@@ -29,6 +36,7 @@ struct Machine {
   double narrow_flops = 5e10;  // of products in bf16 or f16
   double overhead = 1e-7;      // additional seconds of every kernel
   Efficiency efficiency;
+  HostLink host;
 
   std::string name;         // of the device, for people
   double memory_bytes = 0;  // of one device; 0: unknown

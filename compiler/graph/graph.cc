@@ -129,6 +129,19 @@ std::optional<GraphBuilder::Made> Graph::MadeBy(int id) const {
   return made;
 }
 
+int Graph::AddReader(Node node, int v, const std::string& suffix, DType dtype, const NdSbp& sbp) {
+  const Value value = values_[v];
+  const std::string name = node.name = UniqueName(value.name + suffix);
+  node.in = {v};
+  node.want = {value.sbp};
+  node.placed = true;
+  const int id = AddRaw(std::move(node), {{name, dtype, value.shape}});
+  const int result = nodes_[id].out[0];
+  values_[result].sbp = sbp;
+  SettleRate(id);
+  return result;
+}
+
 void Graph::Keep(int id) {
   const OpDef& def = catalog_->Get(nodes_[id].op);
   nodes_[id].attrs.Set(def.keep, int64_t{1});
@@ -250,12 +263,21 @@ std::vector<int> Graph::Order() const {
       if (--missing[next[i]] == 0) ready.push(next[i]);
   }
   if (order.size() != live.size()) {
+    // From any node that is left back to one that comes again.
+    int at = *std::find_if(live.begin(), live.end(), [&](int n) { return missing[n] > 0; });
+    std::vector<int> way;
+    while (std::find(way.begin(), way.end(), at) == way.end()) {
+      way.push_back(at);
+      int from = -1;
+      for_each_before(at, [&](int before) { from = missing[before] > 0 ? before : from; });
+      at = from;
+    }
+    way.erase(way.begin(), std::find(way.begin(), way.end(), at));
     std::string names;
-    for (int n = 0, shown = 0; n < num_nodes() && shown < 8; ++n)
-      if (alive(n) && missing[n] > 0) {
-        names += (shown ? ", " : "") + nodes_[n].name;
-        ++shown;
-      }
+    constexpr size_t kShown = 16;
+    for (size_t i = way.size(); i-- > 0 && way.size() - i <= kShown;)
+      names += nodes_[way[i]].name + (i > 0 ? ", " : "");
+    if (way.size() > kShown) names += Cat("and ", way.size() - kShown, " more");
     Fail("the graph has a cycle through ", names);
   }
   return order;
@@ -309,7 +331,9 @@ int Graph::AddCopy(int of, Node copy, const std::string& suffix) {
 
 int Graph::OperandBehind(int value) const {
   const Node& node = producer(value);
-  if (node.in.size() != node.out.size() || (node.in.size() != 1 && !IsCollective(node))) return -1;
+  if (CountsOf(node) < 0 &&
+      (node.in.size() != node.out.size() || (node.in.size() != 1 && !IsCollective(node))))
+    return -1;
   return node.in[values_[value].output];
 }
 
@@ -323,9 +347,25 @@ int Graph::BehindViews(int value) const {
   return value;
 }
 
+bool Graph::OnHost(int value) const {
+  const Node& node = producer(BehindViews(value));
+  return node.op == kToHost || node.op == kAssignHost ||
+         (node.kind == NodeKind::kVariable && node.attrs.Has(kOnHost));
+}
+
+std::vector<std::pair<int, int>> Graph::InPlace(int node) const {
+  const OpDef* def = catalog_->Find(nodes_[node].op);
+  std::vector<std::pair<int, int>> pairs;
+  if (def)
+    for (auto [out, in] : def->inplace)
+      if (producer(nodes_[node].in[in]).kind == NodeKind::kVariable) pairs.push_back({out, in});
+  return pairs;
+}
+
 bool Graph::IsHeavy(int node) const {
   const OpDef* def = catalog_->Find(nodes_[node].op);
-  return def && KindOfWork(def->category) != Work::Kind::kOther;
+  const Work::Kind kind = def ? KindOfWork(def->category) : Work::Kind::kOther;
+  return kind == Work::Kind::kProduct || kind == Work::Kind::kAttention;
 }
 
 std::string Graph::CategoryOf(const Node& node) const {
@@ -378,6 +418,10 @@ bool IsEnd(const Node& node) {
 }
 
 bool IsLocalBoxing(const Node& node) { return node.kind == NodeKind::kPrimitive && IsLocal(node.primitive); }
+
+double ShareMoved(const Node& node) {
+  return CountsOf(node) >= 0 && node.attrs.Has("share") ? node.attrs.Float("share") : 1;
+}
 
 bool IsCollective(const Node& node) { return node.kind == NodeKind::kPrimitive && !IsLocal(node.primitive); }
 

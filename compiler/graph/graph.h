@@ -175,6 +175,14 @@ class Graph : public GraphBuilder {
   // Adds a copy of node `of`, whose outputs have the same types, shapes and signatures, and names of their
   // own that end in `suffix`; `copy` is `of` with the intended changes. Its rate is settled.
   int AddCopy(int of, Node copy, const std::string& suffix);
+  // Adds a node that reads value `v` as it is. Returns its result, which has this type and signature, the
+  // value's shape, and its name with `suffix`.
+  int AddReader(Node node, int v, const std::string& suffix, DType dtype, const NdSbp& sbp);
+  // The same, with the value's own type and signature.
+  int AddReader(Node node, int v, const std::string& suffix) {
+    const Value value = values_[v];
+    return AddReader(std::move(node), v, suffix, value.dtype, value.sbp);
+  }
   // Gives the node of an operator with OpDef::keep the outputs that its gradient reads.
   void Keep(int node);
   // The value of which this one is another form: the operand of a node with one operand, or the operand of a
@@ -184,6 +192,12 @@ class Graph : public GraphBuilder {
   bool IsView(int node) const;
   // The value whose bytes this one has: itself, or behind views what they are views of.
   int BehindViews(int value) const;
+  // Whether the value lies in the memory of the host: a variable that place_on_host has put there, what
+  // "to_host" gives, and views of these.
+  bool OnHost(int value) const;
+  // The outputs of a node that replace a variable, and the operands which these variables are. An update
+  // whose state waits on the host has another result in its place.
+  std::vector<std::pair<int, int>> InPlace(int node) const;
   // Whether a node is a product, an attention or a convolution: these take most of a step's time.
   bool IsHeavy(int node) const;
   // The line of profiles that counts its time: "boxing", the category of the operator's entry, or empty:
@@ -240,12 +254,31 @@ bool IsEnd(const Node& node);
 // Primitives of a lowered boxing.
 bool IsLocalBoxing(const Node& node);  // on a rank alone
 bool IsCollective(const Node& node);   // data crosses ranks
+// A boxing, or a collective, may move only the first rows of each part of its operand [r p c ..] (exchange in
+// ops/exchange.cc). Returns the value that says how many, i32[p r]; -1: it moves all.
+inline int CountsOf(const Node& node) {
+  const bool moves = node.kind == NodeKind::kBoxing || IsCollective(node);
+  return moves && node.in.size() > node.out.size() ? node.in.back() : -1;
+}
 // Whether a product adds up its first result over the micro-batches (fuse_accumulate.cc): that is B over
 // time, although the product's rule makes it Partial.
 bool SumsOverTime(const Node& node);
 
-// Node::why of a recomputed node begins with this.
+// Copies between the memory of a device and that of its host: operators of the catalog that place_on_host and
+// offload_activations insert. The attribute kOnHost of a variable says that it lies on the host.
+inline constexpr char kToHost[] = "to_host", kFromHost[] = "from_host", kAssignHost[] = "assign_host",
+                      kOnHost[] = "on_host";
+inline bool IsHostCopy(const Node& node) {
+  return node.op == kToHost || node.op == kFromHost || node.op == kAssignHost;
+}
+
+// The part of its bytes that a boxing, or a collective, is expected to move: 1 but for counted rows, whose
+// exchange says (attribute "share").
+double ShareMoved(const Node& node);
+
+// Node::why of a recomputed node begins with kComputedAgain, that of a repeated message with kSentAgain.
 inline constexpr char kComputedAgain[] = "computed again for the gradients of ";
+inline constexpr char kSentAgain[] = "sent again for the gradients of ";
 // Node::why of a product in chunks beside a collective begins with kInChunks, that of a gradient that is
 // computed while sums of another product are sent with kPutBehind.
 inline constexpr char kInChunks[] = "chunk ", kPutBehind[] = "put behind ";

@@ -9,8 +9,22 @@ bool Within(const std::string& path, const std::string& name) {
 }
 
 const char* Name(Recompute recompute) {
-  const char* names[] = {"none", "selective", "full", "auto"};
+  const char* names[] = {"none", "gather", "selective", "selective+gather", "full", "host", "auto"};
   return names[static_cast<int>(recompute)];
+}
+
+bool GathersAgain(Recompute recompute) { return recompute != WithoutGather(recompute); }
+
+Recompute WithGather(Recompute recompute) {
+  return recompute == Recompute::kNone        ? Recompute::kGather
+         : recompute == Recompute::kSelective ? Recompute::kSelectiveGather
+                                              : recompute;
+}
+
+Recompute WithoutGather(Recompute recompute) {
+  return recompute == Recompute::kGather            ? Recompute::kNone
+         : recompute == Recompute::kSelectiveGather ? Recompute::kSelective
+                                                    : recompute;
 }
 
 void Regions::Add(const std::string& path, std::optional<Recompute> recompute) {

@@ -1,6 +1,7 @@
 // Regions: units of a model, such as a layer, that the compiler recomputes, gathers and frees as a whole.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -8,14 +9,28 @@
 
 namespace oneflow_like {
 
-// The part of a region's forward pass that is recomputed for its gradient instead of being kept.
+// The part of a region's forward pass that is repeated for its gradient instead of being kept.
 enum class Recompute : uint8_t {
   kNone,
-  kSelective,  // all but the results of products, attention, convolutions and messages
-  kFull,       // everything: only what enters the region is kept
+  kGather,           // messages whose operands take fewer bytes than their results, or are kept anyway
+  kSelective,        // all but the results of products, attention, convolutions and messages
+  kSelectiveGather,  // kSelective, and messages as with kGather
+  kFull,             // everything: only what enters the region is kept
+  kHost,             // nothing: what is kept waits in the memory of the host (ModelOptions::offload)
   kAuto,  // one of these, which the compiler chooses so that the plan fits in memory (choose_recompute.cc)
 };
-const char* Name(Recompute recompute);  // "none", "selective", "full", "auto"
+// "none", "gather", "selective", "selective+gather", "full", "host", "auto"
+const char* Name(Recompute recompute);
+// All but kAuto.
+inline constexpr std::array kRecomputeModes = {Recompute::kNone,      Recompute::kGather,
+                                               Recompute::kSelective, Recompute::kSelectiveGather,
+                                               Recompute::kFull,      Recompute::kHost};
+// Whether messages are repeated of which only the results are repeated otherwise: kGather, kSelectiveGather.
+bool GathersAgain(Recompute recompute);
+// The same with messages repeated, and without: kNone and kGather, kSelective and kSelectiveGather. Both
+// return the others as they are.
+Recompute WithGather(Recompute recompute);
+Recompute WithoutGather(Recompute recompute);
 
 // Whether a node of that name is below the path: "block0" of "block0/mlp/gelu".
 bool Within(const std::string& path, const std::string& name);

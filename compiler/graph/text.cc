@@ -174,8 +174,10 @@ Dims ParseDims(Line* line) {
 
 // Nothing where a region leaves it to the session.
 std::optional<Recompute> ParseRecompute(Line* line) {
-  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull, Recompute::kAuto})
-    if (line->Take(Name(r))) return r;
+  if (line->Take(Name(Recompute::kAuto))) return Recompute::kAuto;
+  // A name that begins another comes after it.
+  for (auto r = kRecomputeModes.rbegin(); r != kRecomputeModes.rend(); ++r)
+    if (line->Take(Name(*r))) return *r;
   return std::nullopt;
 }
 

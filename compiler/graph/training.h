@@ -29,6 +29,13 @@ inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 
 // number of their updates, "<training>:averages".
 inline constexpr char kAverage[] = "average", kAverages[] = ":averages";
 
+// Whether the node is a cast of a weight's gradient for its sum over devices (Training::reduce_dtype).
+// add_updates lets whoever reads the gradient read it through one that changes nothing and needs the sum
+// (attribute "terms" 0). In its place insert_boxing puts two that carry terms (1) around the sum: to the
+// narrow type before, back to fp32 behind it.
+inline constexpr char kTerms[] = "terms";
+inline bool IsCastForSum(const Node& node) { return node.op == "cast" && node.attrs.Has(kTerms); }
+
 // Adds a variable that training keeps: fp32, filled with `value` before the first step, on the slice and with
 // the line of `like`. `name` begins with the session's name and a colon, which the user's names cannot
 // contain.

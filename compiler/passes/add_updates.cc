@@ -7,7 +7,8 @@
 // factor divides by it, and no update is made when the norm of all is not finite. A bound of elements follows
 // the factor. With averages each weight has one, which is assigned after it, and the
 // training a count of them. A table that is only looked up in gets the rows that the batch touched
-// in place of its gradient, where the optimizer can use them. Nodes that nothing of this needs are removed.
+// in place of its gradient, where the optimizer can use them. Where gradients are summed in 16 bits, each is
+// read through a cast that says so (IsCastForSum). Nodes that nothing of this needs are removed.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -102,13 +103,27 @@ void FindRows(TrainedWeight* trained, UpdateSite* site) {
   const auto [ids, values] = def->rows(node.attrs, in);
   site->origin = of_updates;
   site->At(graph.producer(trained->weight));
-  trained->touched = unique_rows(ids, values);
+  trained->touched = unique_rows(ids, values, node.attrs.Int("parts", 0));
   trained->gradient = trained->touched.values.id();
 }
 
+// Puts a cast behind the gradient, for everything that reads it. The cast marks the sum over devices that
+// insert_boxing is to make of terms in another type.
+void ReadSum(TrainedWeight* trained, UpdateSite* site) {
+  Graph& graph = site->graph();
+  const std::string name = graph.value(trained->gradient).name + ".sum";
+  site->At(graph.producer(trained->weight));
+  const Attrs attrs = {
+      {"dtype", std::string(Name(DType::kFloat32))}, {kTerms, int64_t{0}}, {"wide", int64_t{1}}};
+  trained->gradient = Apply(&graph, "cast", {Tensor(&graph, trained->gradient)}, attrs)[0].id();
+  Node& sum = graph.node(graph.value(trained->gradient).producer);
+  sum.name = graph.value(trained->gradient).name = graph.UniqueName(name);
+  sum.fixed = graph.producer(trained->weight).fixed;
+}
+
 // The train node's, in its order.
-std::vector<TrainedWeight> WeightsOf(const Node& train, const Optimizer& optimizer, bool fed_rate,
-                                     UpdateSite* site) {
+std::vector<TrainedWeight> WeightsOf(const Node& train, const Training& training, UpdateSite* site) {
+  const Optimizer& optimizer = training.optimizer;
   const Graph& graph = site->graph();
   const std::vector<std::vector<int>> readers = graph.Readers();
   std::vector<TrainedWeight> weights;
@@ -117,7 +132,10 @@ std::vector<TrainedWeight> WeightsOf(const Node& train, const Optimizer& optimiz
     const std::string path = graph.producer(train.in[i]).name;
     TrainedWeight& trained = weights.emplace_back(TrainedWeight{train.in[i], train.in[i + 1]});
     trained.decay = Decays(graph, readers, trained.weight) ? 1 : 0;
-    if (OptimizerOf(optimizer, path).by_rows && !fed_rate) FindRows(&trained, site);
+    if (OptimizerOf(optimizer, path).by_rows && !training.fed_rate) FindRows(&trained, site);
+    const bool whole =
+        !trained.touched.rows.defined() && graph.value(trained.gradient).dtype == DType::kFloat32;
+    if (training.reduce_dtype != DType::kFloat32 && whole) ReadSum(&trained, site);
     groups.push_back(GroupOf(optimizer, path));
   }
   for (size_t i = 0; i < optimizer.patterns.size(); ++i)
@@ -162,7 +180,7 @@ void TrainWeights(const CompileOptions& options, int train, Graph* graph) {
   const Node node = graph->node(train);
   graph->Remove(train);
   UpdateSite site(graph);
-  const std::vector<TrainedWeight> weights = WeightsOf(node, training.optimizer, training.fed_rate, &site);
+  const std::vector<TrainedWeight> weights = WeightsOf(node, training, &site);
   const Node first = FirstOf(*graph, weights);
   SharedNumbers numbers(options, first, &site);
   const StepChecks checks = MeasureNorms(node, options, weights, &numbers, &site);

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
 
 namespace oneflow_like {
@@ -37,7 +38,7 @@ class GradientBounder {
     for (size_t i = 0; i < order_.size(); ++i) {
       const int n = order_[i];
       const Node& node = graph_.node(n);
-      position[n] = IsCollective(node) || graph_.IsView(n) ? 0 : static_cast<int>(i);
+      position[n] = IsCollective(node) || graph_.IsView(n) || IsCastForSum(node) ? 0 : static_cast<int>(i);
       if (position[n] == 0)
         for (int v : node.in) position[n] = std::max(position[n], position[graph_.value(v).producer]);
       if (!IsGradient(node.phase)) continue;
@@ -72,7 +73,8 @@ class GradientBounder {
   // Whether n makes what is still to be summed over ranks, without a product, and no product waits for it.
   bool IsLightSummand(int n) const {
     const Node& node = graph_.node(n);
-    if (chain_[n] || graph_.IsHeavy(n) || graph_.IsView(n) || IsCollective(node) || node.out.empty())
+    if (chain_[n] || graph_.IsHeavy(n) || graph_.IsView(n) || IsCollective(node) || IsCastForSum(node) ||
+        node.out.empty())
       return false;
     const NdSbp& sbp = graph_.value(node.out[0]).sbp;
     return std::any_of(sbp.begin(), sbp.end(), [](const Sbp& s) { return s.is_partial(); });

@@ -5,15 +5,17 @@
 //
 // Joining makes no cycle. A value computed from variables alone has a depth: the collectives on the
 // longest path to it. A path between two of these never leaves them, but for gathers that wait for a unit
-// (Node::after), and those of a bucket wait for the same. A value followed by updates and sums
-// over micro-batches alone has a distance: the collectives on the longest path from it; a path from it never
-// leaves these. So along a path between buckets of one sort depth grows, or distance shrinks, and members of
-// a bucket have the same.
+// (Node::after), and those of a bucket wait for the same. A value followed by updates, casts of gradients and
+// sums over micro-batches alone has a distance: the collectives on the longest path from it; a path from it
+// never leaves these. So along a path between buckets of one sort depth grows, or distance shrinks, and
+// members of a bucket have the same.
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 #include <vector>
 
+#include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
 
 namespace oneflow_like {
@@ -27,7 +29,7 @@ using BucketKey = std::tuple<std::string,        // operation, mesh axes, time, 
                              int,                // depth, or less than 0: distance
                              bool,               // all ranks have pieces of one size, which libraries want
                              std::string,        // region
-                             std::vector<int>>;  // what it comes after
+                             std::vector<int>>;  // what it, or what it is made of, comes after
 
 class BucketFiller {
  public:
@@ -64,7 +66,7 @@ class BucketFiller {
 
   bool Joins(int n) const {
     const Node& node = graph_.node(n);
-    return IsCollective(node) && graph_.producer(node.in[0]).slice == node.slice &&
+    return IsCollective(node) && CountsOf(node) < 0 && graph_.producer(node.in[0]).slice == node.slice &&
            (depth_[n] != 0 || distance_[n] != 0);
   }
 
@@ -78,6 +80,7 @@ class BucketFiller {
 
   void FindDepths() {
     depth_.assign(graph_.num_nodes(), 0);
+    waits_.assign(graph_.num_nodes(), {});
     std::vector<bool> of_variables(graph_.num_nodes(), false);
     for (int n : order_) {
       const Node& node = graph_.node(n);
@@ -85,12 +88,16 @@ class BucketFiller {
       if (IsEnd(node) || node.in.empty() || node.phase == Phase::kUpdate) continue;
       int depth = 0;
       of_variables[n] = true;
+      std::set<int> waits(node.after.begin(), node.after.end());
       for (int v : node.in) {
         const int p = graph_.value(v).producer;
         of_variables[n] = of_variables[n] && of_variables[p];
         depth = std::max(depth, depth_[p]);
+        waits.insert(waits_[p].begin(), waits_[p].end());
       }
-      if (of_variables[n]) depth_[n] = depth + IsCollective(node);
+      if (!of_variables[n]) continue;
+      depth_[n] = depth + IsCollective(node);
+      waits_[n] = std::move(waits);
     }
   }
 
@@ -102,7 +109,7 @@ class BucketFiller {
     for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
       const Node& node = graph_.node(*it);
       const bool on_its_way = node.phase == Phase::kUpdate || IsCollective(node) || IsLocalBoxing(node) ||
-                              node.kind == NodeKind::kFetch || graph_.IsView(*it);
+                              IsCastForSum(node) || node.kind == NodeKind::kFetch || graph_.IsView(*it);
       leads_on[*it] = leads_on[*it] || !on_its_way;
       const int distance = behind[*it] + IsCollective(node);
       if (IsCollective(node) && !leads_on[*it]) distance_[*it] = distance;
@@ -122,9 +129,11 @@ class BucketFiller {
     for (const Sbp& s : in.sbp)
       if (s.is_partial()) how += Cat(" ", Name(s.fold));
     // A weight gathered once for many micro-batches holds up none of their layers.
-    const bool by_region = options_.zero_axis >= 0 && options_.zero_stage >= 2 &&
+    const bool by_region = !options_.zero_axes.empty() && options_.zero_stage >= 2 &&
                            (node.rate != Rate::kOnce || graph_.times() == 1);
-    std::vector<int> after = node.after;
+    // A gather in several steps waits in the first.
+    std::vector<int> after(node.after);
+    if (depth_[n] > 0) after.assign(waits_[n].begin(), waits_[n].end());
     std::sort(after.begin(), after.end());
     return {how,
             node.slice,
@@ -189,6 +198,7 @@ class BucketFiller {
   const std::vector<int> order_;
   const std::vector<int> sizes_;
   std::vector<int> depth_, distance_;  // by node; 0: neither
+  std::vector<std::set<int>> waits_;   // by node with a depth: what it comes after, and what it is made of
   std::map<int, int> bucket_of_;       // nodes that were joined
 };
 

@@ -1,9 +1,10 @@
-// ZeRO's third stage: a weight is whole only while a layer works with it.
-// Needs: a lowered, fused graph. Leaves: in place of a gather that runs once a step and is read all through
-// it a copy of it for each unit that reads the weight, which is *remade* in each act. A unit is a region, or
-// what lies between two, in the forward or in the backward pass. A unit's gathers begin when the unit before
-// the last `prefetch` ones has ended (Node::after), in the first ones of a pass too, which wait for the
-// micro-batch before.
+// ZeRO's third stage: a weight is whole only while a layer works with it; and weights that wait on the host:
+// they are on the device only then.
+// Needs: a lowered, fused graph. Leaves: in place of a gather, or a copy from the host and what follows it,
+// that runs once a step and is read all through it a copy of it for each unit that reads the weight, which is
+// *remade* in each act. A unit is a region, or what lies between two, in the forward or in the backward pass.
+// A unit's gathers begin when the unit before the last `prefetch` ones has ended (Node::after), in the first
+// ones of a pass too, which wait for the micro-batch before.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -21,7 +22,8 @@ class Gatherer {
   Gatherer(Graph* graph, const CompileOptions& options)
       : graph_(*graph),
         order_(graph->Order()),
-        prefetch_(options.zero_prefetch),
+        weights_(options.offload.weights),
+        prefetch_(options.offload.weights ? options.offload.prefetch : options.zero_prefetch),
         small_(options.zero_small) {}
 
   void Run() {
@@ -51,9 +53,10 @@ class Gatherer {
   };
   struct Stage {
     std::map<std::pair<Phase, std::string>, int> units;
-    std::string last;                     // region that was worked on
-    std::vector<std::vector<int>> nodes;  // of each unit, positions in the order
-    int forward = 0;                      // units of the forward pass
+    std::string last;                       // region that was worked on
+    std::vector<std::vector<int>> nodes;    // of each unit, positions in the order
+    std::vector<std::vector<int>> readers;  // of these, those that read gathered weights
+    int forward = 0;                        // units of the forward pass
   };
 
   bool Gathered(int v) const {
@@ -72,7 +75,8 @@ class Gatherer {
       of_variables_[n] = std::all_of(node.in.begin(), node.in.end(),
                                      [&](int v) { return of_variables_[graph_.value(v).producer]; });
       if (!of_variables_[n]) continue;
-      gathered_[n] = IsCollective(node) && graph_.value(node.out[0]).shape.elements() > small_;
+      gathered_[n] = (weights_ && node.op == kFromHost) ||
+                     (IsCollective(node) && graph_.value(node.out[0]).shape.elements() > small_);
       for (int v : node.in) gathered_[n] = gathered_[n] || gathered_[graph_.value(v).producer];
     }
   }
@@ -93,7 +97,7 @@ class Gatherer {
         stage.last = region;
       const auto [unit, fresh] =
           stage.units.try_emplace({node.phase, region}, static_cast<int>(stage.nodes.size()));
-      if (fresh) stage.nodes.emplace_back();
+      if (fresh) stage.nodes.emplace_back(), stage.readers.emplace_back();
       if (node.phase == Phase::kForward) stage.forward = static_cast<int>(stage.nodes.size());
       unit_of_[n] = {node.slice, unit->second};
     }
@@ -104,7 +108,10 @@ class Gatherer {
       Stage& stage = stages_[node.slice];
       const auto in_region = stage.units.find({node.phase, graph_.regions().Of(node.name)});
       if (unit.number < 0 && in_region != stage.units.end()) unit = {node.slice, in_region->second};
-      if (unit.number >= 0) stage.nodes[unit.number].push_back(static_cast<int>(i));
+      if (unit.number < 0) continue;
+      stage.nodes[unit.number].push_back(static_cast<int>(i));
+      if (std::any_of(node.in.begin(), node.in.end(), [&](int v) { return Gathered(v); }))
+        stage.readers[unit.number].push_back(static_cast<int>(i));
     }
   }
 
@@ -126,7 +133,9 @@ class Gatherer {
     for (int& in : copy.in)
       if (Gathered(in)) in = Copy(in, unit, position), first = false;
     const int before = unit.number - prefetch_ - 1;
-    if (const int last = first && before >= 0 ? LastOf(unit.slice, before, position) : -1; last >= 0)
+    // A copy from the host takes the room of weights that nobody reads any more.
+    const bool copies = copy.op == kFromHost;
+    if (const int last = first && before >= 0 ? LastOf(unit.slice, before, position, copies) : -1; last >= 0)
       copy.after.push_back(order_[last]);
     const int again = graph_.AddCopy(n, std::move(copy), ".again");
     if (graph_.times() > 1) graph_.node(again).rate = Rate::kRemade;
@@ -136,9 +145,10 @@ class Gatherer {
     return copies_[{v, unit}];
   }
 
-  // The last node of a unit that stands before `position`; -1: none.
-  int LastOf(const Slice& slice, int unit, int position) const {
-    const std::vector<int>& nodes = stages_.at(slice).nodes[unit];
+  // The last node of a unit, or of those that read weights, that stands before `position`; -1: none.
+  int LastOf(const Slice& slice, int unit, int position, bool readers) const {
+    const Stage& stage = stages_.at(slice);
+    const std::vector<int>& nodes = (readers ? stage.readers : stage.nodes)[unit];
     auto it = std::lower_bound(nodes.begin(), nodes.end(), position);
     return it == nodes.begin() ? -1 : *(it - 1);
   }
@@ -169,6 +179,7 @@ class Gatherer {
 
   Graph& graph_;
   const std::vector<int> order_;
+  const bool weights_;  // that lie on the host are read from there by each unit
   const int prefetch_;
   const int64_t small_;  // elements of a weight that is gathered once, as messages take time too
   std::vector<bool> of_variables_, gathered_;  // by node
@@ -180,7 +191,8 @@ class Gatherer {
 }  // namespace
 
 void GatherWeights(Graph* graph, const CompileOptions& options) {
-  if (options.zero_axis >= 0 && options.zero_stage >= 3) Gatherer(graph, options).Run();
+  const bool gathers = !options.zero_axes.empty() && options.zero_stage >= 3;
+  if (gathers || options.offload.weights) Gatherer(graph, options).Run();
 }
 
 }  // namespace oneflow_like

@@ -2,7 +2,8 @@
 // Needs: boxing nodes. Leaves: in their place the cheapest sequence of primitives (sbp/boxing.h): local ones
 // are kernels of their rank, the others move data between ranks. Sequences that begin alike share their
 // beginning: a gradient is accumulated once, whatever its readers want then. Work on each
-// micro-batch up to an accumulation, or to a gathering of their parts, goes to the phase of the value.
+// micro-batch up to an accumulation, or to a gathering of their parts, goes to the phase of the value. Counts
+// of rows are read by every step that moves data between ranks.
 #include <map>
 #include <tuple>
 
@@ -52,6 +53,11 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
       node.name = s + 1 == steps.size() ? result.name : graph->UniqueName(result.name + "_");
       node.in = {v};
       node.want = {graph->value(v).sbp};
+      if (box.in.size() > 1 && !IsLocal(step.primitive)) {
+        node.in.push_back(box.in[1]);
+        node.want.push_back(graph->value(box.in[1]).sbp);
+        node.attrs.Set("share", ShareMoved(box));
+      }
       node.slice = step.to.slice;
       node.placed = true;
       node.phase = s < of_micro_batches ? graph->producer(v).phase : box.phase;

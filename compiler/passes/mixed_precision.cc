@@ -49,6 +49,11 @@ class Narrower {
     return graph_.node(n).attrs.Has("wide") ? Precision::kWide : Def(n)->precision;
   }
 
+  // Whether it widens narrow operands itself.
+  bool ReadsAnyType(int n) const {
+    return Def(n)->any_type && PrecisionOf(n) == Precision::kWide && !graph_.node(n).attrs.Has("wide");
+  }
+
   // Whether the user mixed types here.
   bool UsersTypes(int n) const {
     for (int v : graph_.node(n).in)
@@ -144,7 +149,7 @@ class Narrower {
       bool wide = all_wide(*it);
       if (PrecisionOf(*it) == Precision::kNarrow && def->typed && wide) wide_output_[*it] = true;
       bool narrow = runs_narrow_[*it] && (PrecisionOf(*it) == Precision::kNarrow || !wide);
-      if (PrecisionOf(*it) == Precision::kWide && def->any_type) continue;
+      if (ReadsAnyType(*it)) continue;
       std::vector<bool> free = Free(*it);
       for (size_t i = 0; i < node.in.size(); ++i) {
         Demand d = narrow && free[i] ? Demand::kNarrow : Demand::kWide;
@@ -168,7 +173,7 @@ class Narrower {
       for (size_t i = 0; i < graph_.node(n).in.size(); ++i) CastOperand(n, i, was_[graph_.node(n).in[i]]);
       return;
     }
-    bool any_type = PrecisionOf(n) == Precision::kWide && def->any_type;
+    bool any_type = ReadsAnyType(n);
     bool narrow = runs_narrow_[n];
     if (PrecisionOf(n) == Precision::kFollow && !graph_.node(n).in.empty()) {
       Kind kind = Followed(n);

@@ -38,31 +38,17 @@ class Orderer {
   }
 
  private:
-  const std::vector<std::pair<int, int>>& InPlace(int n) const {
-    static const std::vector<std::pair<int, int>> none;
-    const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
-    return def ? def->inplace : none;
-  }
+  std::vector<std::pair<int, int>> InPlace(int n) const { return graph_.InPlace(n); }
 
   // A copy of value `v` for node `reader`, of its phase.
   int AddCopy(int v, const Node& reader, const std::string& why) {
-    const Value from = graph_.value(v);
-    const Node& producer = graph_.producer(v);
     Node copy;
     copy.op = "copy";
-    copy.name = graph_.UniqueName(from.name + ".copy");
-    copy.in = {v};
-    copy.want = {from.sbp};
     copy.line = reader.line;
-    copy.slice = producer.slice;
-    copy.placed = true;
+    copy.slice = graph_.producer(v).slice;
     copy.phase = reader.phase;
     copy.why = why;
-    const std::string name = copy.name;
-    int id = graph_.AddRaw(std::move(copy), {{name, from.dtype, from.shape}});
-    graph_.value(graph_.node(id).out[0]).sbp = from.sbp;
-    graph_.SettleRate(id);
-    return id;
+    return graph_.value(graph_.AddReader(std::move(copy), v, ".copy")).producer;
   }
 
   // Whether an update leaves the value in its variable.

@@ -34,7 +34,9 @@ void SplitGradients(Graph* graph, const CompileOptions& options);  // zero bubbl
 void FuseEpilogue(Graph* graph);
 void FuseAccumulate(Graph* graph);
 void Fuse(Graph* graph);
+void PlaceOnHost(Graph* graph, const CompileOptions& options);    // variables
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
+void OffloadActivations(Graph* graph, const CompileOptions& options);
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives
 void ChooseAlgorithms(Graph* graph, const CompileOptions& options);

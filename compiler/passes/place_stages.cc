@@ -1,10 +1,11 @@
 // Pipeline stages.
 // Needs: a built graph; weights carry the slices the user gave. Leaves: every node on a slice. Inputs and
-// constants that stand nowhere go where they are read, an input once for each slice that reads it. Refuses a
-// stage without work.
+// constants that stand nowhere go where they are read, an input once for each slice that reads it. What is
+// placed and fixed along no axis is on all stages (Scope::Everywhere). Refuses a stage without work.
 #include <map>
 #include <set>
 
+#include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
 
 namespace oneflow_like {
@@ -79,7 +80,8 @@ void PlaceStages(Graph* graph) {
     std::set<int> used;
     for (int n : order) {
       const Node& node = graph->node(n);
-      if (IsEnd(node)) continue;
+      if (IsEnd(node) || node.slice == WholeMesh(graph->mesh()))
+        continue;  // on all of them: Scope::Everywhere
       if (node.slice.fixed[a] == Slice::kFree)
         Fail(graph->DescribeForUser(n), ": it stands on no stage of mesh axis ", graph->mesh().axis_name(a),
              ", but other nodes do; make its weights in a Scope::Stage");
@@ -94,14 +96,16 @@ void PlaceStages(Graph* graph) {
   }
 }
 
-// Needs: variables with their annotations. Leaves: variables that nothing cuts along the ZeRO axis cut along
-// their longest free axis there, state variables like their weights. That is how they are stored: who
-// computes with them may have them whole.
-void ShardVariables(Graph* graph, const CompileOptions& options) {
-  if (options.zero_axis < 0) return;
+namespace {
+
+void ShardAlongZero(Graph* graph, const CompileOptions& options) {
   for (int n : graph->Order()) {
     Node& node = graph->node(n);
-    if (node.kind != NodeKind::kVariable || node.fixed.count(1 + options.zero_axis)) continue;
+    if (node.kind != NodeKind::kVariable && !IsCastForSum(node)) continue;
+    MeshAxes open;
+    for (int axis : options.zero_axes)
+      if (!node.fixed.count(1 + axis)) open.push_back(axis);
+    if (open.empty()) continue;
     const Dims& shape = graph->value(node.out[0]).shape;
     std::set<int> taken;
     for (const auto& [entry, sbp] : node.fixed)
@@ -110,9 +114,24 @@ void ShardVariables(Graph* graph, const CompileOptions& options) {
     for (int a = 0; a < shape.rank(); ++a)
       if (!taken.count(a) && (best < 0 || shape[a] > shape[best])) best = a;
     if (best < 0) continue;
-    node.fixed[1 + options.zero_axis] = S(best);
-    node.stored.insert(1 + options.zero_axis);
+    for (int axis : open) {
+      node.fixed[1 + axis] = S(best);
+      node.stored.insert(1 + axis);
+    }
   }
+}
+
+}  // namespace
+
+// Needs: variables with their annotations. Leaves: variables that nothing cuts along an axis of ZeRO cut
+// along their longest free axis there, by all of these in turn, state variables like their weights. That is
+// how they are stored: who computes with them may have them whole. A gradient that is summed in another type
+// (IsCastForSum) lies as its weight does.
+void ShardVariables(Graph* graph, const CompileOptions& options) {
+  ShardAlongZero(graph, options);
+  for (int n : graph->Order())
+    if (IsCastForSum(graph->node(n)))
+      for (int a = 0; a < graph->mesh().rank(); ++a) graph->node(n).fixed.try_emplace(1 + a, B());
 }
 
 }  // namespace oneflow_like

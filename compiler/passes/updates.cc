@@ -137,7 +137,7 @@ class OfWeight : public WeightUpdate {
     for (const auto& [entry, sbp] : like.fixed) {
       const auto with = sbp.is_split() ? std::find(axes.begin(), axes.end(), sbp.axis) : axes.end();
       if (sbp.is_split() && with == axes.end()) continue;
-      node.fixed[entry] = sbp.is_split() ? S(static_cast<int>(with - axes.begin())) : sbp;
+      node.fixed[entry] = sbp.is_split() ? S(static_cast<int>(with - axes.begin()), sbp.grain) : sbp;
       if (like.stored.count(entry)) node.stored.insert(entry);
     }
     return state;
@@ -158,12 +158,13 @@ class OfWeight : public WeightUpdate {
   }
   TouchedRows Rows() override {
     if (!trained_.touched.rows.defined()) return {};
-    return {trained_.touched.rows, gradient()};  // raw_ is that of the rows here
+    return {trained_.touched.rows, gradient(), trained_.touched.parts};  // raw_ is that of the rows here
   }
   void FusedRows(const std::string& op, Tensor variable, Tensor values, Attrs numbers) override {
     std::vector<Tensor> in = {variable, Rows().rows, values};
     if (applies_.defined()) in.insert(in.end(), {full(&graph_, Dims{}, 1), applies_});
     Finish(&numbers);
+    if (trained_.touched.parts > 0) numbers.Set("parts", trained_.touched.parts);
     const Tensor after = Apply(&graph_, op, in, numbers)[0];
     if (variable.id() == weight_.id()) after_ = after;
   }

@@ -34,6 +34,13 @@ bool LegalAlong(const Graph& graph, const Node& node, const BoundRule& rule, int
 std::string WrongWith(const Graph& graph, const Node& node) {
   const OpDef* def = graph.catalog().Find(node.op);
   if (!def || node.kind == NodeKind::kFused) return "";
+  if (IsHostCopy(node)) {  // of a variable as another session cut it, whose grain may mean nothing here
+    const NdSbp& copied = node.want[0];
+    const bool kept =
+        std::all_of(node.want.begin(), node.want.end(), [&](const NdSbp& want) { return want == copied; }) &&
+        std::all_of(node.out.begin(), node.out.end(), [&](int v) { return graph.value(v).sbp == copied; });
+    return kept ? "" : "it does not keep the signature of what it copies";
+  }
   const BoundRule& rule = graph.rules().Of(graph, node);
   std::vector<int> sizes = graph.Sizes();
   std::vector<Signature> cuts;
@@ -51,6 +58,34 @@ std::string WrongWith(const Graph& graph, const Node& node) {
   return "";
 }
 
+// Whether all devices of `slice` are of `larger`: there a local step of a boxing finds its operand.
+bool IsWithin(const Mesh& mesh, const Slice& slice, const Slice& larger) {
+  for (int a = 0; a < mesh.rank(); ++a)
+    if (mesh.axis_size(a) > 1 && larger.fixed[a] != Slice::kFree && larger.fixed[a] != slice.fixed[a])
+      return false;
+  return true;
+}
+
+// Ranks that move rows by their number know it alike.
+void CheckCounts(const Graph& graph, const Node& node) {
+  const int v = CountsOf(node);
+  if (v < 0) return;
+  const Value &counts = graph.value(v), &rows = graph.value(node.in[0]);
+  const bool fits = counts.dtype == DType::kInt32 && counts.shape.rank() == 2 && rows.shape.rank() >= 3 &&
+                    counts.shape == Dims{rows.shape[1], rows.shape[0]};
+  if (!fits)
+    Fail("verify: ", graph.Describe(node), " moves rows of ", rows.shape.str(), " by counts ",
+         Name(counts.dtype), counts.shape.str());
+  const std::vector<int> sizes = graph.Sizes();
+  for (size_t e = 1; e < sizes.size(); ++e)
+    if (sizes[e] > 1 && node.slice.fixed[e - 1] == Slice::kFree && !counts.sbp[e].is_broadcast())
+      Fail("verify: ", graph.Describe(node), " moves rows by '", counts.name, "', which is ",
+           SbpText(graph, node.slice, counts.sbp), ": ranks do not know it alike");
+  const bool timed = rows.sbp[0].is_split() ? counts.sbp[0].is_split() : counts.sbp[0].is_broadcast();
+  if (!timed)
+    Fail("verify: ", graph.Describe(node), " moves rows of a micro-batch by '", counts.name, "' of another");
+}
+
 void CheckEdges(const Graph& graph, int n) {
   const Node& node = graph.node(n);
   for (size_t i = 0; i < node.in.size(); ++i) {
@@ -61,14 +96,22 @@ void CheckEdges(const Graph& graph, int n) {
       Fail("verify: ", graph.Describe(n), " wants '", v.name, "' as ",
            SbpText(graph, node.slice, node.want[i]), " but it is ",
            SbpText(graph, graph.producer(node.in[i]).slice, v.sbp), "; a boxing is missing");
-    if (!transfer && graph.producer(node.in[i]).slice != node.slice)
+    const Slice& from = graph.producer(node.in[i]).slice;
+    if (!transfer && from != node.slice && !(IsLocalBoxing(node) && IsWithin(graph.mesh(), node.slice, from)))
       Fail("verify: ", graph.Describe(n), " on ", node.slice.str(graph.mesh()), " reads '", v.name, "' of ",
-           graph.producer(node.in[i]).slice.str(graph.mesh()), "; a boxing is missing");
+           from.str(graph.mesh()), "; a boxing is missing");
   }
+  CheckCounts(graph, node);
   const OpDef* def = graph.catalog().Find(node.op);
+  const bool reads_host = IsHostCopy(node) || graph.IsView(n) || (def && !def->chosen.label.empty());
+  for (size_t i = 0; i < node.in.size() && (!reads_host || (node.op == kAssignHost && i > 0)); ++i)
+    if (graph.OnHost(node.in[i]))
+      Fail("verify: ", graph.Describe(n), " reads '", graph.value(node.in[i]).name,
+           "', which lies on the host; a copy is missing");
   if (!def) return;
   for (auto [out, in] : def->inplace) {
     const Node& variable = graph.producer(node.in[in]);
+    if (variable.op == kFromHost) continue;  // the result is written there by assign_host
     if (variable.kind != NodeKind::kVariable)
       Fail("verify: ", graph.Describe(n), " updates '", graph.value(node.in[in]).name,
            "', which is no variable");
@@ -104,9 +147,7 @@ std::string PathBetween(const Graph& graph, int early, int late) {
 void CheckWrites(const Graph& graph, int n, const std::vector<std::vector<int>>& readers,
                  std::vector<std::string>* implied) {
   const Node& node = graph.node(n);
-  const OpDef* def = graph.catalog().Find(node.op);
-  if (!def) return;
-  for (auto [out, in] : def->inplace) {
+  for (auto [out, in] : graph.InPlace(n)) {
     std::vector<int> look{node.in[in]};
     while (!look.empty()) {
       const int v = look.back();

@@ -32,8 +32,7 @@ std::vector<int> Roots(const Graph& graph, const std::vector<int>& order) {
   for (int n : order) {
     const Node& node = graph.node(n);
     if (graph.IsView(n)) root[node.out[0]] = root[node.in[0]];
-    if (const OpDef* def = graph.catalog().Find(node.op))
-      for (auto [out, in] : def->inplace) root[node.out[out]] = root[node.in[in]];
+    for (auto [out, in] : graph.InPlace(n)) root[node.out[out]] = root[node.in[in]];
   }
   return root;
 }
@@ -50,22 +49,51 @@ std::vector<int> AxesAcross(const Graph& graph, const Node& collective) {
 struct Streams {
   std::vector<LogicalStream> all;
   std::map<std::vector<int>, int> link_of;  // by the mesh axes of a collective
+  int from_host = -1, to_host = -1;         // of copies, if there are any
+
+  int Of(const Graph& graph, const Node& node) const {
+    if (IsHostCopy(node)) return node.op == kFromHost ? from_host : to_host;
+    return IsCollective(node) ? link_of.at(AxesAcross(graph, node)) : kCompute;
+  }
 };
 
+// The level of links that members which differ along these axes need.
+int LevelOf(const Mesh& mesh, const std::vector<int>& axes, const Topology& topology) {
+  int64_t span = 1, stride = 1;
+  for (int a = mesh.rank() - 1; a >= 0; stride *= mesh.axis_size(a--))
+    if (HasAxis(axes, a)) span += stride * (mesh.axis_size(a) - 1);
+  return std::min(static_cast<int>(&topology.Spanning(span) - topology.links.data()), kMostLinks - 1);
+}
+
 // A link stream for each set of mesh axes that communicates, so that messages along one axis do not wait
-// for those along another. Sets beyond the number of links share the last.
-Streams StreamsOf(const Graph& graph, const std::vector<int>& order) {
+// for those along another. Where there are more sets than links, those share one that use the same level of
+// the network: what goes between hosts holds up nothing within one. Copies have one stream in each direction.
+Streams StreamsOf(const Graph& graph, const std::vector<int>& order, const Topology& topology) {
   std::set<std::vector<int>> sets;
   for (int n : order)
     if (IsCollective(graph.node(n))) sets.insert(AxesAcross(graph, graph.node(n)));
   std::vector<std::vector<int>> sorted(sets.begin(), sets.end());
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  Streams streams{{{"compute", StreamKind::kCompute, {}}}, {}};
+  const bool enough = std::ssize(sorted) <= kMostLinks;
+  const auto level = [&](const std::vector<int>& axes) {
+    return enough ? 0 : LevelOf(graph.mesh(), axes, topology);
+  };
+  std::set<int> levels;
+  for (const std::vector<int>& axes : sorted) levels.insert(level(axes));
+  std::map<int, int> last;  // stream of a level
+  Streams streams{.all = {{"compute", StreamKind::kCompute, {}}}};
   for (const std::vector<int>& axes : sorted) {
-    if (std::ssize(streams.all) <= kMostLinks) streams.all.push_back({"link", StreamKind::kLink, {}});
-    streams.link_of[axes] = static_cast<int>(streams.all.size()) - 1;
-    std::vector<int>& joined = streams.all.back().axes;
+    const int at = level(axes);
+    // Levels that have no stream yet keep one for themselves.
+    const auto others = std::count_if(levels.begin(), levels.end(),
+                                      [&](int other) { return other != at && last.count(other) == 0; });
+    if (last.count(at) == 0 || std::ssize(streams.all) + others <= kMostLinks) {
+      last[at] = static_cast<int>(streams.all.size());
+      streams.all.push_back({"link", StreamKind::kLink, {}});
+    }
+    streams.link_of[axes] = last[at];
+    std::vector<int>& joined = streams.all[last[at]].axes;
     for (int a : axes)
       if (std::find(joined.begin(), joined.end(), a) == joined.end()) joined.push_back(a);
     std::sort(joined.begin(), joined.end());
@@ -73,6 +101,15 @@ Streams StreamsOf(const Graph& graph, const std::vector<int>& order) {
   for (LogicalStream& stream : streams.all)
     for (size_t i = 0; i < stream.axes.size(); ++i)
       stream.name += Cat(i == 0 ? " " : "+", graph.mesh().axis_name(stream.axes[i]));
+  const auto add_copies = [&](int* stream, const char* name, StreamKind kind, auto are_of) {
+    if (std::none_of(order.begin(), order.end(), [&](int n) { return are_of(graph.node(n)); })) return;
+    *stream = static_cast<int>(streams.all.size());
+    streams.all.push_back({name, kind, {}});
+  };
+  add_copies(&streams.from_host, "from host", StreamKind::kFromHost,
+             [](const Node& node) { return node.op == kFromHost; });
+  add_copies(&streams.to_host, "to host", StreamKind::kToHost,
+             [](const Node& node) { return IsHostCopy(node) && node.op != kFromHost; });
   return streams;
 }
 
@@ -81,7 +118,7 @@ Streams StreamsOf(const Graph& graph, const std::vector<int>& order) {
 bool GradientLeaves(const Graph& graph, const CompileOptions& options, int n) {
   const Node& node = graph.node(n);
   return IsCollective(node) && IsGradient(graph.producer(node.in[0]).phase) &&
-         (node.phase == Phase::kUpdate || (IsGradient(node.phase) && options.zero_axis >= 0)) &&
+         (node.phase == Phase::kUpdate || (IsGradient(node.phase) && !options.zero_axes.empty())) &&
          graph.producer(node.in[0]).slice == node.slice;
 }
 
@@ -90,7 +127,7 @@ bool GradientLeaves(const Graph& graph, const CompileOptions& options, int n) {
 std::vector<int> RegionsApart(const Graph& graph, const CompileOptions& options,
                               const std::vector<int>& order) {
   std::vector<int> region(graph.num_nodes(), -1);
-  const bool gathered = options.zero_axis >= 0;
+  const bool gathered = !options.zero_axes.empty();
   if (!gathered &&
       std::none_of(order.begin(), order.end(), [&](int n) { return GradientLeaves(graph, options, n); }))
     return region;
@@ -119,7 +156,7 @@ struct Class {
 
 // By node; `order` is the graph's.
 std::vector<Class> ClassesOf(const Graph& graph, const CompileOptions& options, const std::vector<int>& order,
-                             const std::map<std::vector<int>, int>& link_of, const std::vector<int>& epoch,
+                             const Streams& streams, const std::vector<int>& epoch,
                              const std::vector<int>& chunk) {
   const std::vector<int> region = RegionsApart(graph, options, order);
   std::vector<Class> classes(graph.num_nodes());
@@ -133,11 +170,12 @@ std::vector<Class> ClassesOf(const Graph& graph, const CompileOptions& options, 
                              .apart = n};
     if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch) continue;
     c.phase = node.phase;
-    if (IsCollective(node)) {
-      c.stream = link_of.at(AxesAcross(graph, node));
-    } else {
-      c.stream = kCompute;
+    c.stream = streams.Of(graph, node);
+    if (c.stream == kCompute) {
       c.apart = region[n];
+      c.part = node.part;
+    } else if (IsHostCopy(node) && node.part >= 0) {  // together with others of its bucket
+      c.apart = -1;
       c.part = node.part;
     }
   }
@@ -312,21 +350,26 @@ LogicalEdge EdgeWithoutBuffer(int writer, int reader, int slots, std::string why
 }
 
 // Adds those for an `after` within a micro-batch that no value stands for. Variables keep updates behind.
+// Copies from the host may wait for all micro-batches.
 void AddWaits(const Graph& graph, const std::vector<int>& order, const std::vector<Segment>& segments,
               const std::vector<int>& segment_of, std::vector<LogicalEdge>* edges) {
   std::set<std::pair<int, int>> joined;
   for (const LogicalEdge& e : *edges) joined.insert({e.writer, e.reader});
   for (int n : order) {
     const Node& node = graph.node(n);
-    if (node.phase == Phase::kUpdate || graph.WritesEach(n)) continue;
+    const bool copies = node.op == kFromHost;
+    if ((node.phase == Phase::kUpdate && !copies) || graph.WritesEach(n)) continue;
     for (int b : node.after) {
       const int from = segment_of[b], to = segment_of[n];
-      if (from < 0 || to < 0 || from == to ||
-          segments[from].per_micro_batch != segments[to].per_micro_batch || !joined.insert({from, to}).second)
+      if (from < 0 || to < 0 || from == to) continue;
+      const bool of_all = copies && segments[from].per_micro_batch && !segments[to].per_micro_batch;
+      if ((segments[from].per_micro_batch != segments[to].per_micro_batch && !of_all) ||
+          !joined.insert({from, to}).second)
         continue;
-      edges->push_back(
-          EdgeWithoutBuffer(from, to, OneAtATime(graph, b, segments[from], segments[to]) ? 1 : graph.times(),
-                            Cat(node.name, " comes after ", graph.node(b).name)));
+      const bool one = of_all || OneAtATime(graph, b, segments[from], segments[to]);
+      edges->push_back(EdgeWithoutBuffer(from, to, one ? 1 : graph.times(),
+                                         Cat(node.name, " comes after ", graph.node(b).name)));
+      if (of_all) edges->back().write_period = graph.times();
     }
   }
 }
@@ -342,10 +385,10 @@ LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options) {
   const Dependencies waits = FindDependencies(graph);
   const std::vector<int>& order = waits.order;
   plan.root = Roots(graph, order);
-  Streams streams = StreamsOf(graph, order);
-  plan.streams = std::move(streams.all);
+  const Streams streams = StreamsOf(graph, order, options.machine.topology);
+  plan.streams = streams.all;
 
-  const std::vector<Class> classes = ClassesOf(graph, options, order, streams.link_of,
+  const std::vector<Class> classes = ClassesOf(graph, options, order, streams,
                                                FindEpochs(graph, waits, plan.root), FindChunks(graph, waits));
   plan.segments = SegmentsOf(graph, options, order, classes, LevelsOf(graph, waits, classes));
 

@@ -9,9 +9,8 @@ namespace oneflow_like {
 
 bool IsResult(const Graph& graph, int value) {
   const Value& v = graph.value(value);
-  const OpDef* def = graph.catalog().Find(graph.node(v.producer).op);
-  return def && std::any_of(def->inplace.begin(), def->inplace.end(),
-                            [&](const auto& pair) { return pair.first == v.output; });
+  const std::vector<std::pair<int, int>> pairs = graph.InPlace(v.producer);
+  return std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == v.output; });
 }
 
 TokenGame GameOf(const Graph& graph, const LogicalPlan& plan) {

@@ -12,7 +12,7 @@
 
 namespace oneflow_like {
 
-enum class StreamKind : uint8_t { kCompute, kLink };
+enum class StreamKind : uint8_t { kCompute, kLink, kFromHost, kToHost };
 
 // One of the streams that every rank has; it runs one act at a time.
 struct LogicalStream {

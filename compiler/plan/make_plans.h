@@ -22,8 +22,8 @@ void OrderActs(const Graph& graph, LogicalPlan* plan);
 enum class PlanDetail : uint8_t { kWhole, kOutline, kMemory };
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
                      PlanDetail detail = PlanDetail::kWhole);
-// Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound: the sum
-// over arenas of the most bytes that are live at once. `at_peak`: those bytes by buffer, all scratch under
+// Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound of the
+// device's: the most bytes that are live in it at once. `at_peak`: those bytes by buffer, all scratch under
 // kScratch. `live`: the live bytes over time.
 constexpr int kScratch = -1;
 struct LiveBytes {

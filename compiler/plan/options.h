@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "compiler/cost/cost.h"
+#include "compiler/graph/offload.h"
 #include "compiler/graph/overlap.h"
 #include "compiler/graph/pipeline_schedule.h"
 #include "core/device/kernel.h"
 #include "ops/language/optimizer.h"
 #include "sbp/collective_cost.h"
+#include "sbp/mesh.h"
 
 namespace oneflow_like {
 
@@ -30,10 +32,15 @@ struct Training {
   int source_values = 0;                                         // that it had
   double clip_value = 0;                                         // 0: none
   std::vector<std::pair<std::string, double>> clip_groups = {};  // patterns of weights and their norms
+  DType reduce_dtype = DType::kFloat32;  // of gradients' terms while they are summed over devices
+  MeshAxes reduce_axes = {};             // along these mesh axes alone; empty: all
+  // Whether regions with kAuto repeat messages (true), do not (false), or choose for themselves (empty).
+  // A region that computes everything again repeats its messages in any case.
+  std::optional<bool> gather_again = {};
 };
-// Mesh axes along which activations keep one signature (Parallel in session.h); -1: none.
+// Mesh axes along which activations keep one signature (Parallel in session.h).
 struct Roles {
-  int batch = -1, tensor = -1, context = -1;
+  MeshAxes batch, tensor, context;
 };
 
 struct CompileOptions {
@@ -41,9 +48,11 @@ struct CompileOptions {
   int times = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   bool exact_groups = false;              // of an interleaved schedule: ScheduleOf
-  int zero_axis = -1;                     // mesh axis that also cuts variables
+  MeshAxes zero_axes;                     // that also cut variables
   int zero_stage = 1, zero_prefetch = 1;  // of ModelOptions::zero
   int64_t zero_small = 4096;
+  Offload offload;
+  std::set<std::string> on_host;  // variables that lie there since another session was made
   Roles roles;
   Overlap overlap;
   int64_t bucket_bytes = 0;  // of collectives joined to one; 0: each by itself

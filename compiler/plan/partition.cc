@@ -48,13 +48,20 @@ void AddActors(const RankOfMesh& rank, const LogicalPlan& logical, const Compile
     actor->set_stream(segment.stream);
     actor->set_acts(segment.per_micro_batch ? rank.graph.times() : 1);
     for (int n : segment.nodes) MakeKernel(rank, logical, options, segment, n, &cost, actor->add_kernel());
-    if (IsCollective(node)) {
-      for (int position : positions[s]) actor->mutable_collective()->add_position(position);
-      if (rank.described()) MakeCollective(rank, node, &routes, actor);
-    }
+    if (segment.stream >= 0 && !logical.On(segment, StreamKind::kCompute))
+      for (int position : positions[s]) actor->add_position(position);
+    if (IsCollective(node) && rank.described()) MakeCollective(rank, node, &routes, actor);
     if (node.kind == NodeKind::kInput) actor->set_feed(node.name);
     if (node.kind == NodeKind::kFetch) actor->set_fetch(node.name);
   }
+}
+
+constexpr char kDevice[] = "device", kHost[] = "host";
+
+// The number of an arena of the plan, which gets one on the host with the first buffer there.
+int ArenaOf(bool on_host, plan::Plan* plan) {
+  if (on_host && plan->arena_size() == 1) plan->add_arena()->set_memory(kHost);
+  return on_host ? 1 : 0;
 }
 
 // The buffers that these segments use, in the order of their first use.
@@ -72,6 +79,7 @@ void AddBuffers(const RankOfMesh& rank, const LogicalPlan& logical, const std::v
       out->set_id(id);
       if (rank.described()) out->set_name(v.name);
       out->set_slot_bytes(rank.SlotBytes(v));
+      out->set_arena(ArenaOf(rank.graph.OnHost(b.value), plan));
       out->set_slots(b.slots);
       out->set_full(b.full);
       out->set_variable(b.variable);
@@ -127,7 +135,7 @@ void AddStreams(const LogicalPlan& logical, const std::vector<plan::Actor*>& act
   for (const LogicalStream& s : logical.streams) {
     plan::Stream* stream = plan->add_stream();
     stream->set_name(s.name);
-    stream->set_kind(s.kind == StreamKind::kCompute ? plan::COMPUTE : plan::LINK);
+    stream->set_kind(static_cast<plan::StreamKind>(s.kind));
     for (int a : s.axes) stream->add_axis(a);
   }
   for (const Firing& f : logical.order) {
@@ -184,6 +192,7 @@ void AddVariables(const RankOfMesh& rank, const LogicalPlan& logical, plan::Plan
     plan::Variable* out = plan->add_variable();
     out->set_name(b.variable);
     out->set_bytes(rank.SlotBytes(v));
+    if (rank.graph.OnHost(b.value)) out->set_memory(kHost);
     if (!rank.described()) continue;
     out->set_dtype(static_cast<int>(v.dtype));
     Set(v.shape, out->mutable_global());
@@ -208,7 +217,7 @@ plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const Compi
   plan.set_seed(options.seed);
   plan.set_order_hash(logical.hash);
   plan.set_kernel_threads(options.kernel_threads);
-  plan.add_arena()->set_memory("device");
+  plan.add_arena()->set_memory(kDevice);
 
   const std::vector<int> segments = SegmentsOn(here, logical);
   AddActors(here, logical, options, segments, &plan);

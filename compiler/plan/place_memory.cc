@@ -252,25 +252,26 @@ int64_t PlaceBlocks(int64_t bound, std::vector<Block>* blocks) {
 
 int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak, LiveBytes* live) {
   const Lifetimes lifetimes = FindLifetimes(*plan);
-  int64_t bounds = 0;
+  int64_t of_device = 0;
   for (int arena = 0; arena < plan->arena_size(); ++arena) {
     std::vector<Block> blocks = BlocksOf(plan, arena, lifetimes);
     const std::vector<LiveBytes::Change> changes = ChangesOf(blocks);
-    const int64_t bound = MostLive(changes, at_peak);
+    const int64_t bound = MostLive(changes, arena == 0 ? at_peak : nullptr);
     plan->mutable_arena(arena)->set_bytes(PlaceBlocks(bound, &blocks));
     for (Block& b : blocks) {
       if (b.kernel) b.kernel->set_scratch_offset(b.offset);
       for (int64_t at = 0; b.buffer && at < b.bytes; at += b.unit) b.buffer->add_offset(b.offset + at);
     }
-    bounds += bound;
-    if (live != nullptr) live->changes.insert(live->changes.end(), changes.begin(), changes.end());
+    if (arena > 0) continue;
+    of_device = bound;
+    if (live != nullptr) live->changes = changes;
   }
-  if (live == nullptr) return bounds;
+  if (live == nullptr) return of_device;
   live->positions = lifetimes.positions;
   for (LiveBytes::Change& change : live->changes) change.position = std::max(0, change.position);
   std::stable_sort(live->changes.begin(), live->changes.end(),
                    [](const auto& a, const auto& b) { return a.position < b.position; });
-  return bounds;
+  return of_device;
 }
 
 }  // namespace oneflow_like

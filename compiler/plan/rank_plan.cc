@@ -101,7 +101,7 @@ void Describe(const RankOfMesh& rank, int n, const OpDef* def, const Attrs& attr
     for (const plan::Operand& o : *operands) bytes += BytesOf(o);
   if (SumsOverTime(node)) bytes += BytesOf(kernel->out(0));  // which is read as well
   const Work work = cost->WorkOfStep(n, rank.coords);
-  if (def && !def->chosen.label.empty()) bytes = work.bytes / ActsOf(rank.graph, node);
+  if (def && (!def->chosen.label.empty() || IsHostCopy(node))) bytes = work.bytes / ActsOf(rank.graph, node);
   kernel->set_bytes(bytes);
   kernel->set_category(rank.graph.CategoryOf(node));
   kernel->set_flops(work.flops / ActsOf(rank.graph, node));
@@ -153,8 +153,27 @@ const Route& RouteOf(const RankOfMesh& rank, int from, int to, std::deque<Route>
   return routes->emplace_back(std::move(route));
 }
 
-// Adds what `program` does with an operand in micro-batch `time`. Pieces are those of the first.
-void AddProgram(const BoxingProgram& program, int operand, int time, plan::Collective* c) {
+// The part of a region whose rows have one count, for each of its `counts`, [p r] of rows [r p c ..].
+std::vector<Region> ByCount(const Region& region, const Box& counts) {
+  std::vector<Region> parts;
+  const Box& box = region.box;
+  for (int64_t r = box.begin[0]; r < box.begin[0] + box.extent[0]; ++r)
+    for (int64_t p = box.begin[1]; p < box.begin[1] + box.extent[1]; ++p) {
+      Region part = region;
+      for (const auto& [axis, at] : {std::pair(0, r), std::pair(1, p)}) {
+        part.box.begin[axis] = at;
+        part.box.extent[axis] = 1;
+      }
+      part.count = (p - counts.begin[0]) * counts.extent[1] + r;
+      parts.push_back(std::move(part));
+    }
+  return parts;
+}
+
+// Adds what `program` does with an operand in micro-batch `time`. Pieces are those of the first. `counts`:
+// the box of its rows' counts, or nothing.
+void AddProgram(const BoxingProgram& program, int operand, int time, const std::optional<Box>& counts,
+                plan::Collective* c) {
   const int members = static_cast<int>(program.members.size());
   for (int m = 0; time == 0 && m < members; ++m) c->add_piece();
   for (int m = 0; m < members; ++m) {
@@ -163,11 +182,12 @@ void AddProgram(const BoxingProgram& program, int operand, int time, plan::Colle
     if (program.has_out[m]) Set(program.out[m], piece->add_out());
   }
   plan::RegionList* work = operand == 0 ? c->add_work() : c->mutable_work(time);
-  for (const Region& r : program.work[program.me]) {
-    plan::Region* region = work->add_region();
-    Set(r, region);
-    region->set_operand(operand);
-  }
+  for (const Region& of : program.work[program.me])
+    for (const Region& r : counts ? ByCount(of, *counts) : std::vector{of}) {
+      plan::Region* region = work->add_region();
+      Set(r, region);
+      region->set_operand(operand);
+    }
 }
 
 }  // namespace
@@ -218,8 +238,15 @@ void MakeCollective(const RankOfMesh& rank, const Node& node, std::deque<Route>*
     c->set_algorithm(Name(named->algorithm));
     c->set_unit(named->unit);
   }
+  std::vector<Box> counts;  // by micro-batch
+  if (const int v = CountsOf(node); v >= 0) {
+    counts = rank.Boxes(rank.graph.value(v));
+    c->set_counts(counts[0].elements());
+    c->set_rows(2);
+    c->set_share(ShareMoved(node));
+  }
   double sent = 0;
-  for (int operand = 0; operand < std::ssize(node.in); ++operand) {
+  for (int operand = 0; operand < std::ssize(node.out); ++operand) {
     const Route& route = RouteOf(rank, node.in[operand], node.out[operand], routes);
     const BoxingProgram& first = route.programs[0];
     if (operand == 0) {
@@ -229,7 +256,11 @@ void MakeCollective(const RankOfMesh& rank, const Node& node, std::deque<Route>*
       c->mutable_piece()->Reserve(static_cast<int>(node.in.size() * first.members.size()));
     }
     CHECK_EQ(std::ssize(first.members), c->rank_size()) << node.name << ": operands of different groups";
-    for (int t = 0; t < std::ssize(route.programs); ++t) AddProgram(route.programs[t], operand, t, c);
+    for (int t = 0; t < std::ssize(route.programs); ++t) {
+      std::optional<Box> of_rows;
+      if (!counts.empty()) of_rows = counts[counts.size() == 1 ? 0 : t];
+      AddProgram(route.programs[t], operand, t, of_rows, c);
+    }
     sent += route.sent;
   }
   actor->mutable_kernel(0)->set_link_bytes(sent);

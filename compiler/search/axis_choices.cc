@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "compiler/graph/variable_cuts.h"
+
 namespace oneflow_like {
 
 namespace {
@@ -24,10 +26,10 @@ bool PassesOn(const Choice& c) {
 
 Role RoleOf(const Roles& roles, int axis) {
   if (axis < 0) return Role::kNone;
-  return axis == roles.batch     ? Role::kBatch
-         : axis == roles.tensor  ? Role::kTensor
-         : axis == roles.context ? Role::kContext
-                                 : Role::kNone;
+  return HasAxis(roles.batch, axis)     ? Role::kBatch
+         : HasAxis(roles.tensor, axis)  ? Role::kTensor
+         : HasAxis(roles.context, axis) ? Role::kContext
+                                        : Role::kNone;
 }
 
 NodesOfChoice::NodesOfChoice(Graph* graph)
@@ -96,13 +98,12 @@ std::vector<Choice> AxisChoices::ChoicesOfEnd(int n, Choice plain) {
       AddCuts(graph_.value(node.out[0]).shape, &all, false);
     if (Open(node)) {
       AddCuts(graph_.value(node.out[0]).shape, &all, false);
-      std::erase_if(all, [&](const Choice& c) {  // some ranks would hold nothing, or an axis be cut twice
-        const Sbp& cut = c.out[0];
-        return cut.is_split() && (graph_.value(node.out[0]).shape[cut.axis] < parts_ ||
-                                  std::any_of(node.fixed.begin(), node.fixed.end(), [&](const auto& other) {
-                                    return other.first > 0 && other.second.is_split() &&
-                                           other.second.axis == cut.axis;
-                                  }));
+      const std::vector<int> sizes = graph_.Sizes();
+      std::erase_if(all, [&](const Choice& c) {  // some ranks would hold nothing
+        if (!c.out[0].is_split()) return false;
+        FixedSbp nested = node.fixed;
+        nested[entry_] = c.out[0];
+        return NestedParts(nested, c.out[0].axis, sizes) > graph_.value(node.out[0]).shape[c.out[0].axis];
       });
     }
     return all;

@@ -1,10 +1,12 @@
 #include "compiler/search/candidate_pool.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "compiler/explain.h"
+#include "compiler/passes/passes.h"
 #include "core/plan/plan_values.h"
 
 namespace oneflow_like {
@@ -33,7 +35,32 @@ CandidatePool::CandidatePool(Graph graph, CompileOptions options, BytesBeside be
       options_(std::move(options)),
       beside_(std::move(beside)),
       detail_(beside_ ? PlanDetail::kOutline : PlanDetail::kMemory),
-      regions_(OpenRegions(graph_, options_)) {}
+      regions_(OpenRegions(graph_, options_)),
+      modes_(OpenModes()) {}
+
+std::vector<Recompute> CandidatePool::OpenModes() const {
+  std::vector<Recompute> modes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+  if (regions_.empty()) return modes;
+  const std::optional<bool>& said = options_.training->gather_again;
+  if (said != false && SendsAgain())
+    modes = said == true ? std::vector{Recompute::kGather, Recompute::kSelectiveGather, Recompute::kFull}
+                         : std::vector{Recompute::kNone, Recompute::kGather, Recompute::kSelective,
+                                       Recompute::kSelectiveGather, Recompute::kFull};
+  if (options_.machine.host.known && options_.offload.choose && !options_.offload.activations)
+    modes.push_back(Recompute::kHost);
+  return modes;
+}
+
+bool CandidatePool::SendsAgain() const {
+  Graph gathered = GraphWith(Assignment(regions_.size(), Recompute::kGather));
+  RepeatForward(&gathered, options_);
+  const std::set<std::string> open(regions_.begin(), regions_.end());
+  for (int n = graph_.num_nodes(); n < gathered.num_nodes(); ++n)
+    if (const Node& node = gathered.node(n);
+        node.why.starts_with(kSentAgain) && open.count(gathered.regions().Of(node.name)) != 0)
+      return true;
+  return false;
+}
 
 void CandidatePool::Add(const std::vector<Assignment>& assignments) {
   std::vector<Candidate> fresh;
@@ -45,13 +72,13 @@ void CandidatePool::Add(const std::vector<Assignment>& assignments) {
 }
 
 Compiled CandidatePool::AddFirst() {
-  const Assignment none(regions_.size(), Recompute::kNone);
-  Compiled compiled = CompileWith(none);
+  const Assignment most(regions_.size(), modes_.front());
+  Compiled compiled = CompileWith(most);
   std::set<std::string> stages;
   for (int rank = 0; rank < graph_.mesh().size(); ++rank)
     if (stages.insert(StageOf(compiled, rank)).second) ranks_.push_back(rank);
-  index_[none] = 0;
-  all_.push_back({none, 0, {}, 0});
+  index_[most] = 0;
+  all_.push_back({most, 0, {}, 0});
   Judge(compiled, &all_[0]);
   return compiled;
 }
@@ -97,7 +124,8 @@ int64_t CandidatePool::PeakOfAllRanks(const Candidate& candidate) const {
 
 int64_t CandidatePool::BytesOf(const plan::Plan& plan) const {
   int64_t bytes = ArenaBytes(plan);
-  for (const plan::Variable& variable : plan.variable()) bytes += variable.bytes();
+  for (const plan::Variable& variable : plan.variable())
+    if (!IsOnHost(variable)) bytes += variable.bytes();
   return bytes + (beside_ ? beside_(plan) : 0);
 }
 

@@ -1,4 +1,5 @@
-// Plans of one lowered graph that differ in what is computed again, compiled and judged; each once.
+// Plans of one lowered graph that differ in how values wait for their gradients, compiled and judged; each
+// once.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ class CandidatePool {
 
   // Compiles those that are not known yet, side by side.
   void Add(const std::vector<Assignment>& assignments);
-  // The first, which keeps everything, and what it is compiled to.
+  // The first, which keeps most, and what it is compiled to.
   Compiled AddFirst();
   // The graph, with a choice for each region.
   Graph GraphWith(const Assignment& assignment) const;
@@ -41,6 +42,11 @@ class CandidatePool {
   const CompileOptions& options() const { return options_; }
   // Those with Recompute::kAuto, in the order in which the forward pass comes to them.
   const std::vector<std::string>& regions() const { return regions_; }
+  // The modes that a search may give to a region, ordered from the one that keeps most to the one that keeps
+  // least. Modes that repeat messages are left out if repeating frees no memory, or if
+  // Training::gather_again is false; if it is true, modes that could repeat messages and do not are left out.
+  // The last one, of values that wait on the host, is open on machines that say how fast copies are.
+  const std::vector<Recompute>& modes() const { return modes_; }
   const std::vector<int>& ranks() const { return ranks_; }  // the first of each stage
   const std::vector<Candidate>& all() const { return all_; }
   const Candidate& Of(const Assignment& a) const { return all_[index_.at(a)]; }
@@ -52,6 +58,8 @@ class CandidatePool {
   int64_t PeakOfAllRanks(const Candidate& candidate) const;
 
  private:
+  std::vector<Recompute> OpenModes() const;
+  bool SendsAgain() const;  // whether there are messages to repeat
   Compiled CompileWith(const Assignment& assignment) const;
   int64_t BytesOf(const plan::Plan& plan) const;
   void Judge(const Compiled& compiled, Candidate* candidate) const;
@@ -61,6 +69,7 @@ class CandidatePool {
   const BytesBeside beside_;
   const PlanDetail detail_;
   const std::vector<std::string> regions_;
+  const std::vector<Recompute> modes_;
   std::vector<int> ranks_;
   std::vector<Candidate> all_;
   std::map<Assignment, int64_t> index_;

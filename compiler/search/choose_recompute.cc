@@ -1,4 +1,4 @@
-// Chooses what is computed again so that the plan fits in memory, at the least estimated time.
+// Chooses what is kept, sent and computed again so that the plan fits in memory, at the least estimated time.
 //
 // Nothing is predicted: a candidate is compiled from here on, one step of it is played (order_acts), and the
 // memory of a rank of each stage is placed. The candidates depend on the graph alone and not on the budget,
@@ -64,8 +64,10 @@ WaitChoice RecomputeSearch::ChoiceOf(const Candidate& candidate) const {
 }
 
 void RecomputeSearch::Search() {
-  ways_.Try(
-      {Assignment(regions().size(), Recompute::kFull), Assignment(regions().size(), Recompute::kSelective)});
+  std::vector<Assignment> alike;
+  for (auto mode = modes().rbegin(); mode != modes().rend(); ++mode)
+    alike.emplace_back(regions().size(), *mode);
+  ways_.Try(alike);
   TryWays();
   TryThresholds();
   Shrink();
@@ -82,7 +84,7 @@ void RecomputeSearch::TryWays() {
   const auto way_of = [&](size_t stage, size_t j) { return j * tried_[stage].size() / longest; };
   std::vector<Assignment> all;
   for (size_t j = 0; j < longest; ++j) {
-    Assignment a(regions().size(), Recompute::kNone);
+    Assignment a(regions().size(), modes().front());
     for (size_t s = 0; s < ways_.stages(); ++s) ways_.Set(s, ways_.Of(s)[tried_[s][way_of(s, j)]], &a);
     all.push_back(a);
   }
@@ -99,7 +101,7 @@ void RecomputeSearch::TryThresholds() {
   for (const auto& of_stage : bytes_) thresholds.insert(of_stage.begin(), of_stage.end());
   std::vector<Assignment> all;
   for (int64_t bytes : thresholds) {
-    Assignment a(regions().size(), Recompute::kNone);
+    Assignment a(regions().size(), modes().front());
     bool fits = true;
     for (size_t s = 0; s < ways_.stages(); ++s) {
       size_t w = 0;

@@ -1,4 +1,5 @@
-// The search for what is computed again, so that a plan fits in memory at the least estimated time.
+// The search for how values wait for their gradients, so that a plan fits in memory at the least estimated
+// time.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,8 @@ class RecomputeSearch {
   RecomputeSearch(const RecomputeSearch&) = delete;
 
   const std::vector<std::string>& regions() const { return pool_.regions(); }
+  // The modes that a region may have, as CandidatePool::modes says.
+  const std::vector<Recompute>& modes() const { return pool_.modes(); }
   // Where all regions do the same.
   WaitChoice All(Recompute mode);
   // The fastest plan that fits, or the smallest if none does. The plans that are compared depend on no budget

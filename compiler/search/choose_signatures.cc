@@ -14,6 +14,7 @@
 #include <set>
 
 #include "compiler/search/axis_choices.h"
+#include "compiler/search/boxing_prices.h"
 
 namespace oneflow_like {
 
@@ -25,8 +26,11 @@ class AxisChooser : AxisChoices {
       : AxisChoices(graph, options, entry, nodes, /*open=*/false),
         own_(graph->num_nodes()),
         least_(graph->num_nodes()),
+        prices_(*graph, options),
         picked_(graph->num_nodes(), 0),
-        cache_(graph->num_values()) {}
+        cache_(graph->num_values()) {
+    if (entry > 0) FindLaid();
+  }
 
   void Run() {
     for (int n : order_) {
@@ -187,16 +191,36 @@ class AxisChooser : AxisChoices {
     return send + copy * (from.is_partial() || to.is_partial() ? parts_ : 1);
   }
 
+  static bool CutsAxis(const Sbp& sbp, int axis) { return sbp.is_split() && sbp.axis == axis; }
+
+  // Gradients that updates read lie as their variables do in the end.
+  void FindLaid() {
+    for (int n : order_) {
+      const Node& node = graph_.node(n);
+      const OpDef* def = graph_.catalog().Find(node.op);
+      if (node.phase != Phase::kUpdate || !def) continue;
+      for (auto [out, in] : def->inplace) {
+        const Node& variable = graph_.producer(node.in[in]);
+        for (int v : node.in)
+          if (v != node.in[in] && graph_.value(v).shape == graph_.value(node.in[in]).shape)
+            lies_.emplace(v, &variable.fixed);
+      }
+    }
+  }
+
   double MeshEdge(int v, const Sbp& from, const Sbp& to, const Slice& slice) const {
     const Value& value = graph_.value(v);
     Layout a{graph_.producer(v).slice, value.sbp}, b{slice, value.sbp};
     a.sbp[entry_] = from;
     b.sbp[entry_] = to;
+    // A cut outside of one that is to come moves that one's intervals.
+    if (const auto lies = lies_.find(v); lies != lies_.end())
+      for (const auto& [entry, sbp] : *lies->second)
+        if (entry > entry_ && sbp.is_split() && (CutsAxis(from, sbp.axis) || CutsAxis(to, sbp.axis)))
+          a.sbp[entry] = b.sbp[entry] = sbp;
     // A value that is Partial over time is accumulated before it moves, once per step.
     if (value.sbp[0].is_partial()) a.sbp[0] = b.sbp[0] = B();
-    return CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b,
-                        machine_.topology)
-        .seconds;
+    return prices_.Seconds(graph_, v, a, b);
   }
 
   void Forward(int n) {
@@ -316,8 +340,10 @@ class AxisChooser : AxisChoices {
   };
 
   std::vector<std::vector<double>> own_, least_;  // seconds by choice: of the node, of all up to it
+  const BoxingPrices prices_;
   std::vector<int> picked_;
   std::vector<std::vector<Cached>> cache_;
+  std::map<int, const FixedSbp*> lies_;  // where values are to lie
 };
 
 void Expand(Graph* graph, int id) {

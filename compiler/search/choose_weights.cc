@@ -117,7 +117,7 @@ double WeightSearch::Seconds(const VariableCuts& cuts) const {
   Apply(WithState(cut, ShapesOf(graph)), &graph);
   ShardVariables(&graph, options_);
   ChooseSignatures(&graph, options_);
-  seconds_.emplace_back(std::move(cut), SecondsOfSignatures(graph, options_.machine));
+  seconds_.emplace_back(std::move(cut), SecondsOfSignatures(graph, options_));
   return seconds_.back().second;
 }
 

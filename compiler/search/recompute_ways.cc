@@ -5,45 +5,10 @@
 #include <string>
 #include <tuple>
 
-#include "compiler/passes/passes.h"
 #include "compiler/plan/schedule.h"
+#include "compiler/search/wait_prices.h"
 
 namespace oneflow_like {
-
-namespace {
-
-// The bytes kept for the gradients of each region, and the time of its repeated nodes, if all have one mode.
-struct Kept {
-  std::map<std::string, double> bytes, seconds;  // by region
-};
-
-Kept KeptWith(Graph graph, const CompileOptions& options) {
-  const int before = graph.num_nodes();
-  RepeatForward(&graph, options);
-  CostModel cost(graph, options.machine);
-  const std::vector<int> sizes = graph.Sizes();
-  std::vector<bool> counted(graph.num_values(), false);
-  Kept kept;
-  for (int n : graph.Order()) {
-    const Node& node = graph.node(n);
-    if (n >= before) kept.seconds[graph.regions().Of(node.name)] += cost.Seconds(n);
-    if (!IsGradient(node.phase)) continue;
-    for (int v : node.in) {
-      while (graph.IsView(graph.value(v).producer)) v = graph.producer(v).in[0];
-      const Node& maker = graph.producer(v);
-      if (counted[v] || maker.phase != Phase::kForward || IsEnd(maker)) continue;
-      counted[v] = true;
-      const Value& value = graph.value(v);
-      kept.bytes[graph.regions().Of(node.name)] +=
-          static_cast<double>(
-              LocalBox(value.shape, value.sbp, sizes, std::vector<int>(sizes.size(), 0)).elements()) *
-          SizeOf(value.dtype);
-    }
-  }
-  return kept;
-}
-
-}  // namespace
 
 std::vector<size_t> Evenly(size_t all, size_t few) {
   std::vector<size_t> numbers;
@@ -55,17 +20,20 @@ std::vector<size_t> Evenly(size_t all, size_t few) {
 // The ways of a stage, by seconds: all, as estimates are rough, or of more than a few regions those with the
 // most bytes freed for their seconds (Nemhauser and Ullmann 1969); of very many some. Of equal ones the one
 // that recomputes earlier regions.
-std::vector<RecomputeWay> RecomputeWays::WaysOf(const std::vector<const Region*>& regions) {
-  constexpr size_t kMost = 1024, kFew = 3;
+std::vector<RecomputeWay> RecomputeWays::WaysOf(const std::vector<const Region*>& regions) const {
+  constexpr size_t kMost = 1024;
+  constexpr double kFew = 27;
+  const std::vector<Recompute>& modes = pool_.modes();
+  const bool few = std::pow(static_cast<double>(modes.size()), static_cast<double>(regions.size())) <= kFew;
   std::vector<RecomputeWay> ways(1);
   for (const Region* region : regions) {
     std::vector<RecomputeWay> longer;
     for (size_t i : Evenly(ways.size(), kMost))
-      for (size_t m = 0; m < kRecomputeModes.size(); ++m) {
+      for (const Recompute mode : modes) {
         RecomputeWay next = ways[i];
-        next.modes.push_back(kRecomputeModes[m]);
-        next.freed += region->freed[m];
-        next.picoseconds += region->picoseconds[m];
+        next.modes.push_back(mode);
+        next.freed += region->freed[static_cast<size_t>(mode)];
+        next.picoseconds += region->picoseconds[static_cast<size_t>(mode)];
         longer.push_back(std::move(next));
       }
     std::sort(longer.begin(), longer.end(), [](const RecomputeWay& a, const RecomputeWay& b) {
@@ -73,8 +41,7 @@ std::vector<RecomputeWay> RecomputeWays::WaysOf(const std::vector<const Region*>
     });
     ways.clear();
     for (RecomputeWay& way : longer)
-      if (regions.size() <= kFew || ways.empty() || way.freed > ways.back().freed)
-        ways.push_back(std::move(way));
+      if (few || ways.empty() || way.freed > ways.back().freed) ways.push_back(std::move(way));
   }
   return ways;
 }
@@ -94,10 +61,10 @@ void RecomputeWays::FindStages(const Compiled& base) {
   const std::vector<std::string>& open = pool_.regions();
   by_stage_.resize(pool_.ranks().size());
   if (open.empty()) return;
-  std::array<Kept, 3> kept;
-  SideBySide(3, 0, [&](int m) {
-    kept[m] = KeptWith(pool_.GraphWith(Assignment(open.size(), kRecomputeModes[m])), options);
-  });
+  const std::vector<Recompute>& modes = pool_.modes();
+  std::vector<KeptOfRegions> kept(modes.size());
+  SideBySide(static_cast<int>(modes.size()), 0,
+             [&](int m) { kept[m] = KeptWith(pool_.GraphWith(Assignment(open.size(), modes[m])), options); });
   const PipelineShape shape = ShapeOf(base.logical, graph.times());
   const std::map<Slice, int> stages = StagesOf(base.logical);
   std::map<std::string, int> where;  // segment, by region
@@ -117,9 +84,10 @@ void RecomputeWays::FindStages(const Compiled& base) {
         stashes =
             ScheduleOf(options.schedule, shape, stage->second, options.exact_groups).Stashes(segment.chunk);
     }
-    for (int m = 1; m < 3; ++m) {
-      region.freed[m] = std::llround(stashes * (kept[0].bytes[open[r]] - kept[m].bytes[open[r]]));
-      region.picoseconds[m] = std::llround(1e12 * kept[m].seconds[open[r]]);
+    for (size_t m = 1; m < modes.size(); ++m) {
+      const auto mode = static_cast<size_t>(modes[m]);
+      region.freed[mode] = std::llround(stashes * (kept[0].bytes[open[r]] - kept[m].bytes[open[r]]));
+      region.picoseconds[mode] = std::llround(1e12 * (kept[m].seconds[open[r]] - kept[0].seconds[open[r]]));
     }
     by_stage_[region.stage].push_back(static_cast<int>(r));
   }
@@ -156,7 +124,7 @@ std::vector<Assignment> RecomputeWays::Between(const Candidate& faster, const Ca
         if ((*ways)[s] >= 0) add(*from, s, (*ways)[s] + step);
   for (const Assignment* from : {&small, &fast})
     for (size_t r = 0; r < from->size(); ++r)
-      for (const Recompute mode : kRecomputeModes) {
+      for (const Recompute mode : pool_.modes()) {
         all.push_back(*from);
         all.back()[r] = mode;
       }
@@ -168,8 +136,8 @@ std::vector<Assignment> RecomputeWays::WithTwoChanges(const Candidate& fast, con
   for (const Assignment* from : {&small.assignment, &fast.assignment})
     for (size_t r = 0; r < from->size(); ++r)
       for (size_t other = r + 1; other < from->size(); ++other)
-        for (const Recompute mode : kRecomputeModes)
-          for (const Recompute mode2 : kRecomputeModes) {
+        for (const Recompute mode : pool_.modes())
+          for (const Recompute mode2 : pool_.modes()) {
             Assignment a = *from;
             a[r] = mode, a[other] = mode2;
             if (KnownBytes(a) < fast.peak) all.push_back({Picoseconds(a), std::move(a)});

@@ -1,4 +1,4 @@
-// The ways in which a stage may compute its regions again, and candidates beside a candidate.
+// The ways in which values of a stage's regions may wait, and candidates beside a candidate.
 #pragma once
 
 #include <array>
@@ -10,8 +10,6 @@
 #include "compiler/search/candidate_pool.h"
 
 namespace oneflow_like {
-
-inline constexpr std::array kRecomputeModes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 
 // `few` of the numbers below `all`, evenly, the first and the last among them; all of them if they are fewer.
 std::vector<size_t> Evenly(size_t all, size_t few);
@@ -45,13 +43,13 @@ class RecomputeWays {
   std::vector<Assignment> WithTwoChanges(const Candidate& fast, const Candidate& small) const;
 
  private:
-  // A region, and what each of kRecomputeModes saves and costs there, about.
+  // A region, and what each mode saves and costs there, about, more than the first mode of the pool. By mode.
   struct Region {
     int stage = 0;
-    std::array<int64_t, 3> freed = {};        // bytes, of all micro-batches that are under way at once
-    std::array<int64_t, 3> picoseconds = {};  // more, of a micro-batch
+    std::array<int64_t, kRecomputeModes.size()> freed = {};  // bytes, of all micro-batches that are under way
+    std::array<int64_t, kRecomputeModes.size()> picoseconds = {};  // of a micro-batch
   };
-  static std::vector<RecomputeWay> WaysOf(const std::vector<const Region*>& regions);
+  std::vector<RecomputeWay> WaysOf(const std::vector<const Region*>& regions) const;
   void FindStages(const Compiled& base);
   int64_t Picoseconds(const Assignment& a) const;
   // The most that stages need, of those that had the same ways in other candidates.

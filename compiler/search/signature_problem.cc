@@ -9,7 +9,7 @@ namespace oneflow_like {
 class SignatureProblem::Axis : public AxisChoices {
  public:
   Axis(Graph* graph, const CompileOptions& options, int entry, NodesOfChoice* nodes)
-      : AxisChoices(graph, options, entry, nodes, /*open=*/entry != 1 + options.zero_axis) {
+      : AxisChoices(graph, options, entry, nodes, /*open=*/!HasAxis(options.zero_axes, entry - 1)) {
     for (int n : order_) {
       Enumerate(n);
       if (Open(graph_.node(n))) variables_.push_back(n);
@@ -39,11 +39,13 @@ bool HasCut(const std::vector<Sbp>& of) {
   return std::any_of(of.begin(), of.end(), [](const Sbp& sbp) { return sbp.is_split(); });
 }
 
-// The same tensor axis by two mesh axes.
-bool CutTwice(const NdSbp& sbp, int entry) {
-  for (int e = 1; e < entry; ++e)
-    if (sbp[e].is_split() && sbp[entry].is_split() && sbp[e].axis == sbp[entry].axis) return true;
-  return false;
+// Whether cuts up to an entry leave some ranks without a part of a tensor of this shape.
+bool LeavesSomeEmpty(const Dims& shape, const NdSbp& sbp, int entry, const std::vector<int>& sizes) {
+  if (!sbp[entry].is_split()) return false;
+  int64_t parts = 1;
+  for (int e = 1; e <= entry; ++e)
+    if (sbp[e].is_split() && sbp[e].axis == sbp[entry].axis) parts *= sizes[e];
+  return parts > shape[sbp[entry].axis];
 }
 
 }  // namespace
@@ -51,6 +53,7 @@ bool CutTwice(const NdSbp& sbp, int entry) {
 SignatureProblem::SignatureProblem(Graph graph, const CompileOptions& options)
     : graph_((MarkWrittenVariables(&graph), std::move(graph))),
       options_(options),
+      prices_(graph_, options),
       nodes_(&graph_),
       place_(graph_.num_nodes(), 0),
       choices_(graph_.num_nodes()) {
@@ -63,14 +66,15 @@ SignatureProblem::SignatureProblem(Graph graph, const CompileOptions& options)
     for (int n : axis.variables()) open_[n].insert(axis.entry());
   for (size_t i = 0; i < nodes_.order.size(); ++i) place_[nodes_.order[i]] = static_cast<int>(i);
   for (int n : nodes_.order) choices_[n] = JointChoices(n, axes);
-  std::map<std::tuple<std::string, DType, Sbp, Slice>, int> kinds;
+  std::map<std::tuple<std::string, DType, bool, Sbp, Slice>, int> kinds;
   for (int v = 0; v < graph_.num_values(); ++v) {
     const Value& value = graph_.value(v);
     const Sbp time = value.sbp.empty() ? B() : value.sbp[0];
-    kinds_.push_back(kinds
-                         .try_emplace({value.shape.str(), value.dtype, time, graph_.producer(v).slice},
-                                      static_cast<int>(kinds.size()))
-                         .first->second);
+    kinds_.push_back(
+        kinds
+            .try_emplace({value.shape.str(), value.dtype, prices_.Narrow(v), time, graph_.producer(v).slice},
+                         static_cast<int>(kinds.size()))
+            .first->second);
   }
   FindKept();
 }
@@ -118,6 +122,7 @@ std::vector<SignatureProblem::Part> SignatureProblem::Along(int n, const Axis& a
   std::vector<Part> longer;
   const int entry = axis.entry();
   const bool variable = graph_.node(n).kind == NodeKind::kVariable;
+  const std::vector<int> sizes = graph_.Sizes();
   const auto extend = [&](const Part& part, const Choice& c, int origin) {
     for (const Choice* other : part.along)
       if (Axis::Cuts(*other) && Axis::Cuts(c) && !Compatible(*other, c)) return;
@@ -125,7 +130,8 @@ std::vector<SignatureProblem::Part> SignatureProblem::Along(int n, const Axis& a
     next.along.push_back(&c);
     for (size_t i = 0; i < c.in.size(); ++i) next.in[i][entry] = c.in[i];
     for (size_t o = 0; o < c.out.size(); ++o) next.out[o][entry] = c.out[o];
-    if (variable && CutTwice(next.out[0], entry)) return;
+    if (variable && LeavesSomeEmpty(graph_.value(graph_.node(n).out[0]).shape, next.out[0], entry, sizes))
+      return;
     if (origin >= 0) next.exact.push_back({origin, entry});
     longer.push_back(std::move(next));
   };
@@ -202,9 +208,7 @@ double SignatureProblem::Edge(int v, int from, int to, const Slice& slice, doubl
   Layout a{at, sbps_[from]}, b{slice, sbps_[to]};
   // A value that is Partial over time is accumulated before it moves, once per step.
   if (!value.sbp[0].is_partial()) a.sbp[0] = b.sbp[0] = value.sbp[0];
-  const double seconds = CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b,
-                                      options_.machine.topology)
-                             .seconds;
+  const double seconds = prices_.Seconds(graph_, v, a, b);
   costs_.emplace(std::move(key), seconds);
   return seconds + held;
 }
@@ -403,8 +407,10 @@ double SignatureProblem::BytesOf(const VariableCuts& cuts) const {
   return bytes;
 }
 
-double SecondsOfSignatures(const Graph& graph, const Machine& machine) {
+double SecondsOfSignatures(const Graph& graph, const CompileOptions& options) {
+  const Machine& machine = options.machine;
   CostModel model(graph, machine);
+  const BoxingPrices prices(graph, options);
   const std::vector<int> first(1 + graph.mesh().rank(), 0);
   const std::vector<std::vector<int>> readers = graph.Readers();
   double sum = 0;
@@ -421,10 +427,7 @@ double SecondsOfSignatures(const Graph& graph, const Machine& machine) {
       for (const auto& [slice, sbp] : wanted) {
         Layout a = graph.LayoutOf(v), b{slice, sbp};
         a.sbp[0] = b.sbp[0] = value.sbp[0].is_partial() ? B() : value.sbp[0];
-        if (a == b) continue;
-        sum += CostOfBoxing(graph.mesh(), graph.times(), value.shape, SizeOf(value.dtype), a, b,
-                            machine.topology)
-                   .seconds;
+        if (a != b) sum += prices.Seconds(graph, v, a, b);
       }
     }
   }

@@ -13,6 +13,7 @@
 
 #include "compiler/graph/variable_cuts.h"
 #include "compiler/search/axis_choices.h"
+#include "compiler/search/boxing_prices.h"
 #include "compiler/search/choice_network.h"
 
 namespace oneflow_like {
@@ -77,6 +78,7 @@ class SignatureProblem {
 
   Graph graph_;
   const CompileOptions& options_;
+  const BoxingPrices prices_;
   NodesOfChoice nodes_;
   std::vector<int> place_;  // of nodes in the order
   std::vector<std::vector<Joint>> choices_;
@@ -90,6 +92,6 @@ class SignatureProblem {
 
 // Estimated seconds of a step of a graph with signatures: the work of its nodes on the busiest rank, and
 // boxing, one after another.
-double SecondsOfSignatures(const Graph& graph, const Machine& machine);
+double SecondsOfSignatures(const Graph& graph, const CompileOptions& options);
 
 }  // namespace oneflow_like
