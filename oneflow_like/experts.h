@@ -1,7 +1,8 @@
 // A layer of experts: feed-forward networks of which each token uses the few that a router chooses for it
 // (Shazeer et al. 2017; Lepikhin et al. 2021). Tokens are gathered at their experts' places by index and the
 // results gathered back; between ranks whose tokens are others and ranks whose experts are others goes an
-// all-to-all. Room is fixed before the step, so memory is known.
+// all-to-all. Room is fixed before the step, so memory is known: room of each expert, or that of a rank, of
+// which only rows that are used are sent.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace oneflow_like::nn {
 enum class ExpertScore : uint8_t { kSoftmax, kSigmoid };
 enum class ExpertOverflow : uint8_t {
   kDrop,  // choices without room are left out
-  kError  // the step fails, naming the expert, the pool, what was wanted, and the room
+  kError  // the step fails, naming the experts, the pool, what was wanted, and the room
 };
 enum class ExpertOrder : uint8_t {
   kWeight,  // choices of the greatest weights have room first
@@ -39,6 +40,12 @@ struct ExpertsOptions {
   // An expert has room for capacity * top_k * tokens / experts choices of a pool, rounded up; 0: for every
   // token, and nothing is dropped, at experts / top_k times the products.
   double capacity = 1.25;
+  // Above 0 there is no capacity of experts: the ranks among which `ep` deals them, whose number must divide
+  // them, have room for room * top_k * tokens / ranks choices of a pool each, rounded up. A token goes to a
+  // rank once however many of its experts are there, and only rows that are used are sent and multiplied.
+  // With as much room as there are ranks nothing is dropped. Larger pools need less, and fewer messages
+  // between processes.
+  double room = 0;
   ExpertOverflow overflow = ExpertOverflow::kDrop;
   ExpertOrder order = ExpertOrder::kWeight;
 
@@ -63,8 +70,8 @@ struct ExpertsOptions {
   Initializer gate_init = Normal(0.02);
   Initializer init = XavierUniform({.in = {1}, .out = {2}}),
               out_init = XavierUniform({.in = {1}, .out = {2}});
-  // Mesh axes, where the mesh has them: that which cuts the experts, which may be the batch's, that which
-  // cuts their inner axis, and that which cuts the batch.
+  // Mesh axes, or several by one name as "dp*tp", where the mesh has them: what cuts the experts, which may
+  // be the batch's axes and more, what cuts their inner axis, but for axes of `ep`, and what cuts the batch.
   std::string ep = "ep", tp = "tp", batch = "dp";
 };
 
@@ -73,13 +80,14 @@ struct ExpertsResult {
   Tensor loss;  // f32[]: aux_loss and z_loss times their losses, to add to the model's; undefined: both are 0
   Tensor load;  // f32[experts]: the share of all choices that went to each expert, dropped ones included
   Tensor dropped;  // f32[]: the share of choices that had no room
-  Routes routes;   // of pools
+  Routes routes;   // of pools: to experts, or with `room` to ranks (RankRoutes)
 };
 
 // x[b s w], or x[n w] with `pools`. Weights gate[w experts], up[experts w inner] (and up_gate), down[experts
 // inner w]; of shared experts shared/up, shared/down (and shared/gate), shared_gate[w 1]; the state
 // balance_bias[experts]. In training the session has outputs <path>/load, <path>/load_max (the greatest, as a
-// multiple of the mean) and <path>/dropped.
+// multiple of the mean), <path>/dropped, and <path>/capacity, or with `room` <path>/room: that with which
+// nothing had been dropped. Where experts are dealt to several ranks, <path>/rank_load_max is that of these.
 ExpertsResult Experts(Scope s, Tensor x, const ExpertsOptions& options = {}, OFL_HERE);
 
 }  // namespace oneflow_like::nn

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "oneflow_like/flags.h"
 #include "oneflow_like/model.h"
 #include "oneflow_like/session.h"
 
@@ -35,10 +36,16 @@ struct ProgramFlags {
   std::vector<std::pair<std::string, std::string>> outputs;  // and that the main process writes
 };
 
-// Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
-// --trace --report --memory_budget --config --out --calibrate; for several processes --processes --restarts
-// --elastic
-// --start_timeout --peer_timeout --network --shared_memory (gflags; the program may define its own).
+// A mistake in the command that is found after a session was compiled, such as a checkpoint of another model:
+// Launcher::Main then returns kUsageError.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Its flags are the first three groups of docs/flags.md. A program adds groups of its own entries
+// (oneflow_like/flags.h), and may define flags by gflags' macros; where such a flag has the name of one of
+// Launcher's, the program's counts and Launcher's keeps its default.
 //
 // SIGQUIT prints which part waits for what, and so does --stall_seconds when nothing moves
 // (oneflow_like/job/stalls.h).
@@ -48,22 +55,23 @@ struct ProgramFlags {
 // number the processes (actor/net/rendezvous/identity.h). Nothing else of the library reads the environment.
 class Launcher {
  public:
-  // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
-  // with a message and kUsageError (core/system/exit_codes.h); --help, --helpfull (also glog's and gflags'
-  // flags) and --version end it with 0. With --processes or --restarts the constructor starts the copies and
-  // ends with their exit code; in a copy it returns once all copies have found one another. --restarts is
-  // refused in a program that saves nothing; --elastic overrides --mesh, --processes and, if the program
-  // has it, --micro_batches (oneflow_like/job/elastic.h). A number of processes that cannot share --mesh
-  // equally is refused before any is started; `default_mesh` is the default that the program passes to
-  // mesh().
-  // `flags` is called after parsing, and again after --out has set flags.
+  // Registers `groups` and parses all flags, also the program's own. An unknown flag, or one of the wrong
+  // type or outside its range, ends the program with a message and kUsageError (core/system/exit_codes.h);
+  // --help, --help=GROUP, --helpfull (also glog's and gflags' flags) and --version end it with 0. With
+  // --processes or --restarts the constructor starts the copies and ends with their exit code; in a copy it
+  // returns once all copies have found one another. --restarts is refused in a program that saves nothing;
+  // --elastic overrides --mesh, --processes and, if the program has it, --micro_batches
+  // (oneflow_like/job/elastic.h). A number of processes that cannot share --mesh equally is refused before
+  // any is started; `default_mesh` is the default that the program passes to mesh(). `flags` is called after
+  // parsing, and again after --out has set flags.
   Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "",
-           const std::function<ProgramFlags()>& flags = {});
+           const std::function<ProgramFlags()>& flags = {}, const std::vector<FlagGroup>& groups = {});
   ~Launcher();
   Launcher(const Launcher&) = delete;
   // The mesh of --mesh (default: `otherwise`) with the given axes, in this order unless the flag has another
   // one: devices are numbered so that neighbours differ along the last axis. Axes that the flag leaves out
-  // have extent 1. `optional` axes follow if the flag has them; any other axis is an Error.
+  // have extent 1. `optional` axes follow if the flag has them. A group of the flag may stand for any of
+  // these; its axes then follow in its place. Any other axis is an Error.
   Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise,
             const std::vector<std::string>& optional = {}) const;
   ModelOptions model_options() const;
@@ -74,10 +82,8 @@ class Launcher {
   using FlagFile = std::pair<std::string, std::string>;
   void CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const;
   // Collective. Throws Error if processes were given different values of a flag, the program's or Launcher's;
-  // the message names the flag and both values. The exceptions are those in `own` and those that a process
-  // may have for itself: --devices, --threads, --kernel_threads, --data_threads, --processes,
-  // --start_timeout, --network,
-  // --stall_seconds, --config, --log_json, --tensorboard.
+  // the message names the flag and both values. The exceptions are those in `own` and those whose entries
+  // have kPerProcess.
   void RequireSameFlags(const std::vector<std::string>& own = {}) const;
   // --data_threads: threads of a DataPipeline (oneflow_like/data/pipeline.h). Default: the cores that kernels
   // leave, at least one.
@@ -99,9 +105,9 @@ class Launcher {
   // instead. An Error (or std::exception), or a failure to write
   // standard output, is printed as "error: ..." after the other processes have been told of it. The code is
   // then kUsageError if no session of a model with model_options() has been compiled yet, because up to there
-  // the program checks flags and files and builds what they ask for, and else kRunError. All processes end
-  // with the code of the first to fail, or with kLostPeer if one is lost. At the end the processes' traces
-  // are joined.
+  // the program checks flags and files and builds what they ask for, and for a UsageError, and else
+  // kRunError. All processes end with the code of the first to fail, or with kLostPeer if one is lost. At the
+  // end the processes' traces are joined.
   int Main(const std::function<int()>& body) const;
 
  private:

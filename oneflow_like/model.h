@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compiler/decisions.h"
+#include "compiler/graph/offload.h"
 #include "compiler/graph/regions.h"
 #include "core/host_tensor.h"
 #include "oneflow_like/weight.h"
@@ -57,6 +58,13 @@ class Scope {
   // Weights made here, and what is computed from them, live on coordinate `index` of mesh axis `axis`. Throws
   // Error for an unknown axis or an index outside it.
   Scope Stage(const std::string& axis, int index, OFL_HERE) const;
+  // Weights made here, and what is computed from them alone or by Run, live on all devices along mesh axis
+  // `axis`, whose stages other parts of the model are on: as an image encoder before a pipelined text model,
+  // whose batch `axis` cuts as well. nn::layers deals none of its blocks over it. Throws Error for an unknown
+  // axis; such a model may have stages along one axis only.
+  Scope Everywhere(const std::string& axis, OFL_HERE) const;
+  // Whether the scope is made by Everywhere, for mesh axis number `axis`.
+  bool IsEverywhere(int axis) const { return stage_[axis] == kEverywhere; }
   // Returns function(). All operators that it makes belong to this scope whatever they read: their names are
   // below its path, so they are in its region, and they are on its stage, where it has one. Functions of nn
   // run in the scope that they are given in the same way.
@@ -103,13 +111,16 @@ class Scope {
   friend class RunningScope;
   std::string Path(const std::string& name) const { return path_.empty() ? name : path_ + "/" + name; }
 
+  static constexpr int kEverywhere = -2;
+
   GraphOfModel* graph_ = nullptr;
   std::string path_;
-  std::vector<int> stage_;
+  std::vector<int> stage_;  // by mesh axis: the stage, kEverywhere, or Slice::kFree: none is said
 };
 
-// ZeRO (Rajbhandari et al. 2020): variables that their annotation does not cut along mesh axis `axis` are cut
-// there too, along their longest axis that is free; empty: none.
+// ZeRO (Rajbhandari et al. 2020): variables that their annotation does not cut along mesh axis `axis`, or
+// several by one name (Mesh::FindAxes), are cut there too, along their longest axis that is free; empty:
+// none.
 //   stage 1   weights and optimizer state; once a step weights are gathered, gradients are summed and cut
 //   stage 2   the gradients too: cut in each micro-batch, and a rank sums only its part
 //   stage 3   weights of more than `small` elements are gathered in each micro-batch before each layer
@@ -133,6 +144,8 @@ struct Pipeline {
   // Blocks of each group, at least one. Empty: divided by estimated time when the model is first used;
   // operators before and after the blocks count, too.
   std::vector<int64_t> layers = {};
+  // What gives `layers`, for messages: a flag and its value. Empty: Pipeline::layers.
+  std::string layers_from = {};
   // At most so many blocks of each nn::layers are built; 0: all. For estimates of a model by one block.
   int64_t most_blocks = 0;
 };
@@ -157,7 +170,8 @@ struct ModelOptions {
   uint64_t seed = 1;
   AutoCuts auto_cuts = AutoCuts::kNone;
   Pipeline pipeline;
-  Zero zero;  // with the annotations decides where variables lie, for all sessions
+  Zero zero;        // with the annotations decides where variables lie, for all sessions
+  Offload offload;  // what waits in the memory of the hosts (compiler/graph/offload.h)
   Link link;
   // A topology file (examples/topologies/README.md) of the machines that plans are made for, which choices
   // between plans and estimates then assume; empty: machines typical of the mesh's kind of device.

@@ -43,6 +43,21 @@ Tensor EmbeddingTable(Scope s, int64_t rows, int64_t width, const EmbeddingOptio
 Tensor Embedding(Scope s, Tensor ids, int64_t rows, int64_t width, const EmbeddingOptions& options = {},
                  OFL_HERE);
 
+struct LookUpOptions {
+  std::string tp = "tp", batch = "dp";  // mesh axes that cut the tables' rows, and the batch
+  int64_t micro_batches = 1;            // of the training, each of whole parts of the batch
+};
+// The cut of a table of so many rows by rows, in whole parts of the ranks.
+Annotation CutOfRows(const Scope& s, int64_t rows, const LookUpOptions& options = {});
+// Tables t of one shape [v w], ids[b t] of rows -> [b t w]: `embedding` of column i in table i. On a mesh
+// whose axis `tp` cuts the rows (CutOfRows), each of its ranks also has a part of the batch. Ids go to the
+// rank that has the row, the row comes back, and in the backward pass its gradient goes there, so nothing is
+// summed over ranks; only rows that are used are sent between processes. Room is for all ids of a part of the
+// batch at one rank. Where ranks divide the rows, or the parts of all ranks and micro-batches the batch,
+// unevenly, ranks sum what each has instead.
+Tensor LookUp(Scope s, const std::vector<Tensor>& tables, Tensor ids, const LookUpOptions& options = {},
+              OFL_HERE);
+
 // --- Norms ---------------------------------------------------------------------------------------
 
 // Over the last axis: gamma, beta; gamma alone.
@@ -137,10 +152,11 @@ struct TransformerOptions {
   // Instead of `mlp`, of the block's scope and the norm's result; for experts and what else has weights of
   // its own.
   std::function<Tensor(Scope s, Tensor x)> feed_forward = {};
-  // Mesh axis over which x, norms and dropouts are cut along the sequence, s. If it is the axis of the heads,
-  // a norm's result is gathered for products, and their sums are cut (Korthikanti et al. 2022). With another
-  // axis, products and attention's queries are cut as well, and keys and values are gathered (context
-  // parallelism), unless attention.ulysses names it. Empty: the cheapest.
+  // Mesh axis over which x, norms and dropouts are cut along the sequence, s, or several as "cp*sp", which
+  // nest as they lie in the mesh. Over the axis of the heads a norm's result is gathered for products, and
+  // their sums are cut (Korthikanti et al. 2022). Over another axis products and attention's queries are cut
+  // as well, and keys and values are gathered (context parallelism), unless attention.ulysses names it:
+  // "cp*sp" with ulysses "sp" exchanges heads inside each part of cp. Empty: the cheapest.
   std::string sequence = "";
 };
 // y = x + attention(norm1(x)), then y + mlp(norm2(y)): scopes norm1, attention, norm2, mlp.
@@ -183,6 +199,10 @@ class DealtSequence {
 // device has half of its places from the front, in order, and half from the back, in the opposite order of
 // devices.
 std::vector<int32_t> DealtPositions(int64_t length, int64_t parts);
+
+// The cross entropy of logits x[.. w] table[v w]^T with targets[..] -> [..]. tile: number of rows of logits
+// that exist at a time (linear_cross_entropy: less memory, one more product); 0: all of them.
+Tensor HeadLoss(Tensor x, Tensor table, Tensor targets, int64_t tile = 0, OFL_HERE);
 
 // --- Convolutions --------------------------------------------------------------------------------
 

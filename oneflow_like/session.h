@@ -19,11 +19,11 @@
 
 namespace oneflow_like {
 
-// Roles of mesh axes; empty: cost decides. Along an axis with a role activations keep one signature, even if
-// another would be cheaper for few tokens:
+// Roles of mesh axes, or of several by one name (Mesh::FindAxes); empty: cost decides. Along an axis with a
+// role activations keep one signature, even if another would be cheaper for few tokens:
 //   batch     the batch axis of all inputs, and all that is computed from it, is cut. Without a value: the
-//             axis along which annotations cut the batch of inputs into equal shares, if that is one axis
-//             and it has no other role
+//             axes along which annotations cut the batch of inputs into equal shares, if they are the same
+//             for all inputs that are cut; without those that have another role
 //   tensor    what layers (Scope::Region) give to others is whole, unless it is annotated, as
 //             nn::TransformerOptions::sequence does; weights are used as they are annotated, as ever
 //   context   what is computed from inputs that are annotated along it is cut where they are
@@ -50,6 +50,13 @@ struct SessionOptions {
   // optimizer state, reductions and losses stay fp32. With fp16 the loss is scaled by variable
   // "<name>:loss_scale": steps whose gradients overflow change only this variable.
   DType dtype = DType::kFloat32;
+  // Rows of logits (tokens of a micro-batch on a device) that exist at a time, where a loss is cross_entropy
+  // of a product x[.. k] w[c k]^T that nothing else reads (nn::HeadLoss): it becomes linear_cross_entropy,
+  // which takes less memory and one more product, or none where a training takes the mean of the losses and
+  // devices have all classes. 0: all. Empty: all, unless they do not fit in the memory that the session may
+  // use (ModelOptions::memory_budget, or with recompute=auto a device's), or tiles are estimated faster than
+  // what else makes the plan fit.
+  std::optional<int64_t> logits_tile;
   // Computed in every step in addition to the outputs: results of assign, for instance.
   std::vector<Tensor> also;
 };
@@ -66,6 +73,15 @@ struct TrainOptions : SessionOptions {
   // Trainings of different weights need names of their own. Throws Error for a pattern that matches no weight
   // the loss depends on, or frozen ones alone.
   std::vector<std::string> weights;
+  // The type in which gradients of weights are summed over devices. kBFloat16 halves what these sums send.
+  // What a device adds up by itself, as over micro-batches, and what optimizers and norms read is fp32; with
+  // ZeRO's stages 2 and 3 each micro-batch's gradients are sent. Sums of more than two terms are rounded
+  // once, or, where they go round a ring or up a tree, at each device. kFloat16 only where dtype is kFloat16,
+  // whose loss scale notices sums that overflow. Gradients of the rows that a batch touched stay fp32.
+  DType reduce_dtype = DType::kFloat32;
+  // The mesh axis, or several (Mesh::FindAxes), along which sums are in that type; those along others come
+  // first, in fp32: "replica" narrows what copies of shards exchange between hosts. Empty: all.
+  std::string reduce_axis = "";
   // Running averages of the trained weights, variables "<name>:average/<weight>", cut as optimizer state is;
   // EvaluateOptions::weights reads them.
   Average average;
@@ -83,6 +99,13 @@ struct TrainOptions : SessionOptions {
   // needs more than ModelOptions::memory_budget, or else than the topology's memory_bytes, at the least
   // estimated time. Throws Error, with the least number of bytes that would do, if no choice fits.
   Recompute recompute = Recompute::kNone;
+  // Whether results of messages wait for the backward pass as what they were made of, and are sent again
+  // there: keys and values that are gathered for attention over a cut sequence, values that are gathered for
+  // products with sequence parallelism. What a device keeps then shrinks with the axis; each such message is
+  // sent once more. Only where that keeps fewer bytes, and in regions without a setting of their own that
+  // compute nothing or little again (kNone, kSelective). Changes no bit of any result. Empty: no, and with
+  // kAuto as is best for each region.
+  std::optional<bool> gather_again;
   Schedule lr_schedule;
   // Replaces lr_schedule: returns the factor on the learning rate of each step, called at Run. It may read
   // values that change between steps. In a job it must return the same on all processes.
@@ -120,6 +143,10 @@ struct RankSummary {
   std::string stage;       // "pp=1", empty without stages
   int64_t persistent_bytes = 0, transient_bytes = 0, peak_bytes = 0;
   int64_t library_bytes = 0;  // in the peak of a cuda device: work space of its streams, libraries, packing
+  int64_t communicator_bytes = 0;  // of these: of NCCL's communicators, at most
+  // In the memory of the host (ModelOptions::offload), and bytes copied from there and to there in a step.
+  int64_t host_persistent_bytes = 0, host_transient_bytes = 0;
+  double bytes_from_host = 0, bytes_to_host = 0;
   // With a job, memory of its process (for all its ranks) in addition to peak_bytes, for data in flight to
   // other processes: shared by all sessions, plus the share of each session with collectives between
   // processes.
@@ -129,7 +156,7 @@ struct RankSummary {
   int64_t feed_bytes = 0;
   int64_t lower_bound_bytes = 0;  // largest sum of bytes live at once
   // peak_bytes by purpose: weights, optimizer state, gradients, narrow copies, gathered, stash (kept by
-  // forward for backward), other.
+  // forward for backward), other, communicators (if there are any).
   std::vector<std::pair<std::string, int64_t>> purposes;
   // The same by block (region) and by kind of operator; blocks that hold the same share an entry.
   std::vector<std::pair<std::string, int64_t>> blocks;
@@ -177,8 +204,13 @@ class Session {
   std::vector<RankSummary> Summaries() const;
   std::string SummaryText() const;
   // Explains the communication: every boxing with its estimated time, its bytes, its reason and the user's
-  // line, most expensive first; and each rank's work relative to the mean.
+  // line, most expensive first; what each way of waiting for gradients keeps and repeats of each region; and
+  // each rank's work relative to the mean.
   std::string ExplainText() const;
+  // Sentences about mesh axes of several devices over which neither inputs nor variables nor annotated values
+  // are cut and no stages lie, where at most half of the work is divided over their devices: these repeat the
+  // rest.
+  std::vector<std::string> AxisWarnings() const;
   // What was decided about its plan, and for which weights and machines: for ModelOptions::plan, and as text
   // (ToText) a file of --plan.
   SavedPlan Plan() const;
@@ -187,7 +219,8 @@ class Session {
   // step); waits for steps in flight. In a job it covers all processes and is collective.
   StepProfile TakeProfile();
   // The same on one screen, per step: matmul, attention, other kernels, boxing, waiting, runtime; then the
-  // ten hottest kernels with the user's lines; on cuda devices the share of operations on plain cores.
+  // ten hottest kernels with the user's lines; on cuda devices the share of operations on plain cores. And
+  // of all steps whose results were waited for, single numbers that layers showed (Scope::Output).
   std::string ProfileText();
 
   struct Impl;

@@ -1,6 +1,6 @@
-// Prediction: the plans of a session, run by the runtime on a machine that is only described. No device, no
-// data and no memory for tensors is needed, and what is predicted is what would be executed: acts, credits
-// and orders are those of the real plans, on a virtual clock (actor/virtual_time.h).
+// Simulate: predicts the time and memory of a session's steps on a machine that is only described. The
+// runtime's own actors execute the session's plans on a virtual clock (actor/virtual_time.h), so acts,
+// credits and orders are those of a real run. No device, no data and no memory for tensors is needed.
 #pragma once
 
 #include <cstdint>
@@ -14,49 +14,56 @@
 namespace oneflow_like {
 
 struct SimulateOptions {
-  int steps = 3;  // simulated, at least 2; the result is that of the last one
-  // Of steps of more acts, of all stages, two are simulated where the second takes as long as the first.
+  // Number of steps to simulate (at least 2); the result is that of the last one.
+  int steps = 3;
+  // Steps with more acts than this, over all stages, are long: of such steps only two are simulated, if the
+  // second takes as long as the first.
   int64_t many_acts = 1 << 18;
-  std::string trace_file;   // as ModelOptions::trace_file, of all these steps; empty: none
-  int steps_in_flight = 0;  // 0: the session's
-  // Of a mesh of more devices one rank of each pipeline stage acts for the others, which do the same: pieces
-  // are those of the first, the largest.
+  // Trace of all simulated steps, in the format of ModelOptions::trace_file. Empty: none is written.
+  std::string trace_file;
+  // Number of steps that overlap. 0: that of the session.
+  int steps_in_flight = 0;
+  // Largest number of ranks that are simulated one by one. On a larger mesh the first rank of each pipeline
+  // stage stands for all ranks of the stage: it has the largest parts of tensors.
   int most_ranks = 16;
-  // On a machine with `threads`: processes that share the host and the mesh equally, each with threads of its
-  // own, as many as Session would start there.
+  // Processes that share the host and the mesh equally, each with as many threads as Session would start
+  // there. Used on a machine with `threads` only.
   int processes = 1;
 };
 
-// Of the ranks of a stage the one that holds most, in the last step: it computes, or only messages are under
-// way, or neither.
+// The rank of a stage that uses most memory, in the last simulated step.
 struct SimulatedStage {
-  std::string stage;  // "pp=1", empty without stages
+  std::string stage;  // "pp=1"; empty without stages
   int rank = 0;
-  double compute = 0, communication = 0, bubble = 0;  // seconds; together the step
+  // Seconds in which a kernel runs, in which only messages are under way, and in which neither is. Their sum
+  // is the step.
+  double compute = 0, communication = 0, bubble = 0;
   RankSummary memory;
 };
 
 struct Simulated {
-  double seconds = 0;        // of a step
-  double first_seconds = 0;  // of the first one
+  double seconds = 0;        // duration of the last step
+  double first_seconds = 0;  // duration of the first step
   int devices = 0;
-  double model_flops = 0;   // of a step, each product counted once
-  double flops = 0;         // that all devices do, with what is computed again
-  double plain_flops = -1;  // of these, those on plain cores of cuda devices; -1: there are no such devices
-  double mfu = 0;           // model_flops of what the devices could do
-  int64_t acts = 0;         // of a step, each once for all ranks that do the same part of it
-  uint64_t plan_hash = 0;   // of what simulated ranks execute: sessions of one hash are one plan
+  double model_flops = 0;   // floating-point operations of a step, each product counted once
+  double flops = 0;         // operations that all devices execute, including what is recomputed
+  double plain_flops = -1;  // part of `flops` on plain cores of cuda devices; -1: there are no such devices
+  double mfu = 0;           // model_flops as a share of what the devices could do in that time
+  int64_t acts = 0;         // acts of a step; ranks that do the same part of it count once
+  uint64_t plan_hash = 0;   // hash of what the simulated ranks execute; equal for equal plans
   std::vector<SimulatedStage> stages;
-  // Stages that do not fit the device's memory; and who does more than a hundredth of the operations on plain
-  // cores.
+  // Sentences about stages that do not fit into the device's memory, and about operators that execute more
+  // than 1 % of the operations on plain cores.
   std::vector<std::string> warnings;
 
-  // On one screen. `per_step`: what rates count, of a step, and its name: 2048 "tokens"; 0: none.
+  // Returns the result as text for one screen. `per_step` is the number of units that a step processes, for
+  // rates, and `unit` their name: 2048, "tokens". 0: no rates.
   std::string Text(double per_step, const std::string& unit) const;
 };
 
-// Throws Error: a machine with fewer devices than the mesh, processes that cannot share it equally, steps
-// that together take longer than 26 days, or a file that cannot be written.
+// Simulates steps of the session on the machine. Throws Error if the machine has fewer devices than the mesh,
+// if the processes cannot share it equally, if the steps together take longer than 26 days, or if the trace
+// cannot be written.
 Simulated Simulate(const Session& session, const Machine& machine, const SimulateOptions& options = {});
 
 }  // namespace oneflow_like

@@ -14,8 +14,11 @@
 
 namespace oneflow_like {
 
-// Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be
-// named once, and a tensor axis cut once: {{"dp", S(0)}, {"tp", S(1)}}, or as text "dp:S0 tp:S1".
+// Signatures by mesh axis; axes not named are chosen by the compiler (weights: B). A mesh axis may be named
+// once:
+// {{"dp", S(0)}, {"tp", S(1)}}, or as text "dp:S0 tp:S1". A name may stand for several axes (a group of the
+// mesh, or a product as "replica*dp"); cuts of one tensor axis by several mesh axes nest, outer mesh axis
+// first.
 struct Annotation : std::vector<std::pair<std::string, Sbp>> {
   Annotation() = default;
   Annotation(std::initializer_list<value_type> list) : vector(list) {}

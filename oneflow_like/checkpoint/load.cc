@@ -74,7 +74,7 @@ std::vector<std::string> TakeAverages(std::vector<std::string>* names,
 std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& source, const Names& names,
                                 const LoadOptions& options, std::vector<std::string>* dropped) {
   auto wants = [&](const std::string& name) { return !options.weights_only || !IsTrainingState(name); };
-  std::vector<std::string> wanted, missing, unknown, different;
+  std::vector<std::string> wanted, missing, unknown, different, different_state;
   for (const auto& [name, variable] : model.variables) {
     if (!wants(name)) continue;
     auto stored = names.find(name);
@@ -84,8 +84,9 @@ std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& so
     }
     const SourceVariable& there = source.variables().at(stored->second);
     if (there.shape != variable.shape || there.dtype != variable.dtype)
-      different.push_back(Cat("'", name, "' is ", Name(variable.dtype), variable.shape.str(), " here but ",
-                              Name(there.dtype), there.shape.str(), " there"));
+      (IsTrainingState(name) ? different_state : different)
+          .push_back(Cat("'", name, "' is ", Name(variable.dtype), variable.shape.str(), " here but ",
+                         Name(there.dtype), there.shape.str(), " there"));
     wanted.push_back(name);
   }
   for (const auto& [name, stored] : names)
@@ -101,7 +102,11 @@ std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& so
   std::string wrong;
   if (!missing.empty() && !options.partial) wrong += Cat("; it lacks ", Quoted(missing));
   if (!unknown.empty() && !options.partial) wrong += Cat("; the model has no ", Quoted(unknown));
-  for (const std::string& text : different) wrong += "; " + text;
+  // Of weights first, which state follows.
+  different.insert(different.end(), different_state.begin(), different_state.end());
+  constexpr size_t kShown = 4;
+  for (size_t i = 0; i < std::min(kShown, different.size()); ++i) wrong += "; " + different[i];
+  if (different.size() > kShown) wrong += Cat("; ", different.size() - kShown, " more differ");
   if (!wrong.empty()) Fail("checkpoint ", source.where(), " does not fit the model: ", wrong.substr(2));
   return wanted;
 }

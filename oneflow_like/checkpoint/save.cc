@@ -136,18 +136,21 @@ void Saving::Run() {
   try {
     try {
       RequireGoodSteps();
+      if (snapshot_->BeginCopies()) begun_.Signal();
       snapshot_->WriteAll();
     } catch (const std::exception&) {
       snapshot_->Abandon();
       throw;
     }
     copied_.Signal();
+    begun_.Signal();
     model_->store->SetWatch(nullptr);
     TellOthers("+" + ToText(snapshot_->Written()));
     if (team_.leads()) Complete();
   } catch (const std::exception& error) {
     failure_ = error.what();
     copied_.Signal();
+    begun_.Signal();
     model_->store->SetWatch(nullptr);
     try {
       TellOthers("-" + failure_);

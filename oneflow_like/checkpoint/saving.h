@@ -26,6 +26,7 @@ class Saving : public SaveUnderWay {
   void Start();
   const std::string& path() const { return path_; }
   bool Done() const { return done_.Done(); }
+  void WaitBegun() override { begun_.Wait(); }
   void WaitCopied() override { copied_.Wait(); }
   // Called when the model is destroyed or its job has failed: an incomplete checkpoint stays incomplete.
   void Stop();
@@ -51,7 +52,7 @@ class Saving : public SaveUnderWay {
   std::vector<LastStep> before_;
   const std::shared_ptr<Snapshot> snapshot_;
   std::atomic<bool> stop_{false};
-  Completion copied_, done_;
+  Completion begun_, copied_, done_;
   std::string failure_;  // set before done_
   std::thread thread_;
 };

@@ -7,6 +7,8 @@
 #include <cstring>
 
 #include "actor/net/talk/job.h"
+#include "actor/step.h"
+#include "core/system/host_memory.h"
 
 namespace oneflow_like {
 namespace {
@@ -86,7 +88,67 @@ void Snapshot::AddChunks(size_t index) {
   place->second.second = chunks_.size();
 }
 
+bool Snapshot::BeginCopies() {
+  std::map<int, int64_t> bytes;
+  for (const Given& given : given_)
+    if (given.device->kind() != "cpu") bytes[given.rank] += given.bytes();
+  if (bytes.empty()) return false;
+  try {
+    for (const auto& [rank, all] : bytes) {
+      const Given& first = *std::find_if(given_.begin(), given_.end(),
+                                         [&, rank = rank](const Given& given) { return given.rank == rank; });
+      copies_[rank].memory = first.device->AllocateHost(static_cast<size_t>(all), "saving");
+      copies_[rank].stream = first.device->MakeStream("saves");
+    }
+  } catch (const ShortOfMemory&) {
+    copies_.clear();
+    return false;
+  }
+  std::map<int, int64_t> at;
+  for (Given& given : given_) {
+    if (given.device->kind() == "cpu") continue;
+    Copies& copies = copies_[given.rank];
+    char* to = static_cast<char*>(copies.memory->data()) + at[given.rank];
+    CopyGiven(given, to, copies.stream.get());
+    given.copied = to;
+    at[given.rank] += given.bytes();
+    std::unique_ptr<DeviceEvent>& event = copies.events[given.variable];
+    if (event == nullptr) event = copies.stream->MakeEvent();
+    copies.stream->Record(event.get());
+  }
+  return true;
+}
+
+void Snapshot::CopyGiven(const Given& given, char* to, DeviceStream* stream) const {
+  ForEachRun(given.box, given.piece, INT64_MAX, [&](const Box& run) {
+    const auto bytes = static_cast<size_t>(run.elements()) * SizeOf(given.dtype);
+    stream->CopyOut(to, given.data + OffsetIn(given.piece, run, given.dtype), bytes);
+    to += bytes;
+  });
+}
+
+void Snapshot::WaitForCopies() {
+  for (auto& [rank, copies] : copies_) {
+    Completion done;
+    Status status;
+    copies.stream->NotifyWhenDone([&](Status s) {
+      status = std::move(s);
+      done.Signal();
+    });
+    done.Wait();
+    if (!status.ok()) Fail(status.message());
+  }
+}
+
+const DeviceEvent* Snapshot::WritesAfter(int rank, const std::string& variable) {
+  const auto copies = copies_.find(rank);
+  if (copies == copies_.end()) return nullptr;
+  const auto event = copies->second.events.find(variable);
+  return event == copies->second.events.end() ? nullptr : event->second.get();
+}
+
 void Snapshot::WriteAll() {
+  WaitForCopies();
   for (size_t i = 0; i < chunks_.size(); ++i) WriteIfLeft(i);
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] {
@@ -137,18 +199,20 @@ void Snapshot::WriteIfLeft(size_t index) {
 void Snapshot::Write(const Chunk& chunk) {
   Given& given = given_[chunk.given];
   if (given.checksums.empty()) return WriteInRuns(&given);
-  const char* from = given.data + OffsetIn(given.piece, given.box, given.dtype) + chunk.offset;
-  const void* bytes = ToHost(given, from, chunk.bytes);
+  const char* begin =
+      given.copied ? given.copied : given.data + OffsetIn(given.piece, given.box, given.dtype);
+  const void* bytes = ToHost(given, begin + chunk.offset, chunk.bytes);
   given.checksums[chunk.offset / kChecksumBytes] = Crc(0, bytes, chunk.bytes);
   writer_->Write(given.key, chunk.offset, bytes, chunk.bytes);
 }
 
 void Snapshot::WriteInRuns(Given* given) {
   int64_t offset = 0;
-  ForEachRun(given->box, given->piece, MostElements(given->dtype), [&](const Box& run) {
+  const Box& piece = given->copied ? given->box : given->piece;
+  const char* data = given->copied ? given->copied : given->data;
+  ForEachRun(given->box, piece, MostElements(given->dtype), [&](const Box& run) {
     int64_t bytes = run.elements() * static_cast<int64_t>(SizeOf(given->dtype));
-    auto* at = static_cast<const char*>(
-        ToHost(*given, given->data + OffsetIn(given->piece, run, given->dtype), bytes));
+    auto* at = static_cast<const char*>(ToHost(*given, data + OffsetIn(piece, run, given->dtype), bytes));
     writer_->Write(given->key, offset, at, bytes);
     while (bytes > 0) {  // a run may end one block and begin the next
       const int64_t within = offset % kChecksumBytes, n = std::min(bytes, kChecksumBytes - within);
@@ -162,7 +226,7 @@ void Snapshot::WriteInRuns(Given* given) {
 }
 
 const void* Snapshot::ToHost(const Given& given, const char* from, int64_t bytes) {
-  if (given.device->kind() == "cpu") return from;
+  if (given.device->kind() == "cpu" || given.copied) return from;
   given.device->CopyOut(staging_->data(), from, bytes);
   return staging_->data();
 }

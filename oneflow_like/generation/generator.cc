@@ -30,7 +30,7 @@ Session MakeStep(Model& model, const NextLogits& logits, const GeneratorOptions&
                  int64_t piece, const std::string& name) {
   ModelGraph graph = model.NewGraph(name);
   Annotation cut;
-  if (model.mesh().FindAxis(o.batch) >= 0) cut = {{o.batch, S(0)}};
+  if (!model.mesh().FindAxes(o.batch).empty()) cut = {{o.batch, S(0)}};
   auto input = [&](const std::string& what, const Dims& shape) {
     return shape.rank() == 0 ? graph.Input(kInputs + what, shape, DType::kInt32, {}, -1)
                              : graph.Input(kInputs + what, shape, DType::kInt32, cut);

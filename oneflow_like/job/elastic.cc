@@ -14,7 +14,7 @@ std::string WithExtent(const Mesh& mesh, int axis, int extent) {
   std::vector<std::pair<std::string, int>> axes;
   for (int a = 0; a < mesh.rank(); ++a)
     axes.push_back({mesh.axis_name(a), a == axis ? extent : mesh.axis_size(a)});
-  return Mesh(mesh.kind(), axes).str();
+  return Mesh(mesh.kind(), axes, {}, mesh.groups()).str();
 }
 
 // The fewest that leave a device no more of the batch at a time than `before` did, and divide its share.

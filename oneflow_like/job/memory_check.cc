@@ -16,14 +16,15 @@ namespace {
 
 // What Store::Prepare will allocate of the host for a plan, and what its inputs will take.
 int64_t NewBytes(const ModelImpl& model, const plan::Plan& plan, int steps_in_flight) {
-  const int64_t feeds = FeedBytes(plan, steps_in_flight);
-  if (plan.device_kind() != "cpu") return feeds;
-  std::set<std::string> there;
-  for (const Store::VariableInfo& variable : model.store->Variables(plan.rank())) there.insert(variable.name);
-  int64_t bytes = std::max<int64_t>(0, ArenaBytes(plan) - model.store->ArenaBytes(plan.rank()));
+  const bool cpu = plan.device_kind() == "cpu";
+  const auto grows = [&](const char* memory) {
+    return std::max<int64_t>(0, ArenaBytes(plan, memory) - model.store->ArenaBytes(plan.rank(), memory));
+  };
+  int64_t bytes = FeedBytes(plan, steps_in_flight) + grows("host") + (cpu ? grows("device") : 0);
   for (const plan::Variable& variable : plan.variable())
-    if (!there.count(variable.name())) bytes += variable.bytes();
-  return bytes + feeds;
+    if ((cpu || IsOnHost(variable)) && !model.store->Find(plan.rank(), variable.name()))
+      bytes += variable.bytes();
+  return bytes;
 }
 
 MemoryOfProcess OfThisProcess(const ModelImpl& model, const std::vector<plan::Plan>& plans,

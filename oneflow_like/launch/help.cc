@@ -4,88 +4,55 @@
 #include <gflags/gflags.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <set>
 #include <sstream>
 #include <vector>
 
 #include "core/error.h"
+#include "core/system/exit_codes.h"
+#include "oneflow_like/build_id.h"
+#include "oneflow_like/flags.h"
+#include "oneflow_like/launch/launcher_flags.h"
+
+DECLARE_bool(help);  // these are gflags'
+DECLARE_bool(helpshort);
+DECLARE_bool(helpfull);
+DECLARE_bool(version);
 
 namespace oneflow_like {
 namespace {
 
 using Flags = std::vector<gflags::CommandLineFlagInfo>;
 
-constexpr size_t kColumns = 110, kTextColumn = 23, kShortColumns = 54, kShortTextColumn = 17;
+constexpr size_t kColumns = 110, kTextColumn = 23;
 
-struct FlagGroup {
-  const char* title;
-  std::vector<std::string> names;
-};
-// Flags of launcher.cc that no group names come behind the last.
-const FlagGroup kGroups[] = {
-    {"Mesh and devices",
-     {"mesh", "devices", "threads", "kernel_threads", "data_threads", "memory_budget", "seed"}},
-    {"Several processes",
-     {"processes", "restarts", "elastic", "check_feeds", "start_timeout", "peer_timeout", "network",
-      "shared_memory"}},
-    {"Looking inside",
-     {"dry_run", "explain", "report", "dump_dir", "trace", "stall_seconds", "log_dir", "check_nan",
-      "check_replicas", "config", "out", "calibrate", "calibrate_models"}},
-};
+// glog's own flag, which a reader of --help looks for among those of a program that has a launcher.
+constexpr char kLogDir[] = "log_dir";
+constexpr char kLogDirSentence[] =
+    "Writes logs, and what each of --processes prints, to this folder instead of standard error.";
 
-// Of glog's flag: what it is here.
-const char* const kLogDir = "folder for logs, and of what each of --processes prints; empty: standard error";
-
-// Whose flags are defined in the file of `flag`. The paths are those of whoever built it and tell nothing;
-// glog and gflags are known by one flag of each file.
-enum class Owner { kProgram, kLauncher, kOthers };
-std::set<std::string> FilesWith(const Flags& flags, const std::set<std::string>& names) {
+// Paths of files tell nothing of who defines a flag, as they are those of whoever built it: glog and gflags
+// are known by one flag of each of their files.
+std::set<std::string> FilesOfOthers(const Flags& flags) {
+  static const std::set<std::string> kOne = {"help", "flagfile",    "tab_completion_word",
+                                             "v",    "logtostderr", "symbolize_stacktrace"};
   std::set<std::string> files;
   for (const auto& flag : flags)
-    if (names.count(flag.name)) files.insert(flag.filename);
+    if (kOne.count(flag.name)) files.insert(flag.filename);
   return files;
 }
 
-std::set<std::string> FilesOfOthers(const Flags& flags) {
-  return FilesWith(flags,
-                   {"help", "flagfile", "tab_completion_word", "v", "logtostderr", "symbolize_stacktrace"});
-}
-
-// "  --name ", and blanks up to a column.
-std::string NameOf(const gflags::CommandLineFlagInfo& flag, size_t column) {
-  std::string line = Cat("  --", flag.name, " ");
-  line.resize(std::max(line.size(), column), ' ');
-  return line;
-}
-
-std::string MeaningOf(const gflags::CommandLineFlagInfo& flag) {
-  std::string value = flag.default_value;
-  if (flag.type == "double") value = ShortNumber(std::stod(value));
-  const std::string what = flag.name == "log_dir" ? kLogDir : flag.description;
-  return value.empty() ? what : Cat(what, " (", value, ")");
-}
-
-// Two on a line where there is room; the others are left in `flags`.
-void AppendShort(Flags* flags, std::string* text) {
-  std::vector<std::string> lines;
-  auto entry = [](const auto& flag) { return NameOf(flag, kShortTextColumn) + MeaningOf(flag); };
-  auto is_short = [&](const auto& flag) { return entry(flag).size() <= kShortColumns; };
-  const size_t pairs = std::count_if(flags->begin(), flags->end(), is_short) / 2;
-  for (auto flag = flags->begin(); flag != flags->end() && lines.size() < 2 * pairs;) {
-    if (is_short(*flag)) lines.push_back(entry(*flag));
-    flag = is_short(*flag) ? flags->erase(flag) : flag + 1;
-  }
-  for (size_t i = 0; i < pairs; ++i) {
-    lines[i].resize(kShortColumns, ' ');
-    *text += Cat(lines[i], lines[pairs + i], "\n");
-  }
-}
-
-void Append(const gflags::CommandLineFlagInfo& flag, std::string* text) {
-  std::string line = NameOf(flag, kTextColumn);
-  std::istringstream words(MeaningOf(flag));
+// Words from a column on, after `line`, in lines of kColumns.
+void AppendText(std::string line, const std::string& sentence, std::string* text) {
+  line.resize(std::max(line.size(), kTextColumn), ' ');
+  std::istringstream words(sentence);
   bool begun = false;
   for (std::string word; words >> word;) {
     if (begun && line.size() + 1 + word.size() > kColumns) {
@@ -99,6 +66,29 @@ void Append(const gflags::CommandLineFlagInfo& flag, std::string* text) {
   *text += line + "\n";
 }
 
+void AppendFlag(const std::string& name, const std::string& sentence, std::string* text) {
+  const std::string standard = DefaultOf(name);
+  AppendText(Cat("  --", name, " "), standard.empty() ? sentence : Cat(sentence, " (", standard, ")"), text);
+}
+
+// A group with its common flags, or all of them.
+void AppendGroup(const FlagGroup& group, bool all, std::string* text) {
+  const auto shown = [&](const FlagEntry& flag) { return all || (flag.traits & kCommon); };
+  const auto hidden = std::count_if(group.flags.begin(), group.flags.end(),
+                                    [&](const FlagEntry& flag) { return !shown(flag); });
+  *text +=
+      Cat("\n", group.title, hidden > 0 ? Cat(" (", hidden, " more: --help=", group.name, ")") : "", "\n");
+  for (const FlagEntry& flag : group.flags)
+    if (shown(flag)) AppendFlag(flag.name, flag.sentence, text);
+  if (group.name == kGroupOfLogs && shown({.traits = kCommon})) AppendFlag(kLogDir, kLogDirSentence, text);
+}
+
+std::string NamesOfGroups() {
+  std::string names;
+  for (const FlagGroup& group : RegisteredGroups()) names += Cat(names.empty() ? "" : ", ", group.name);
+  return names;
+}
+
 }  // namespace
 
 std::string ShortNumber(double value) {
@@ -106,48 +96,86 @@ std::string ShortNumber(double value) {
   return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
 }
 
-std::string HelpText(const std::string& program, const std::string& usage, bool all) {
+std::string DefaultOf(const std::string& flag) {
+  gflags::CommandLineFlagInfo known;
+  if (!gflags::GetCommandLineFlagInfo(flag.c_str(), &known)) return "";
+  return known.type == "double" ? ShortNumber(std::stod(known.default_value)) : known.default_value;
+}
+
+std::string HelpText(const std::string& program, const std::string& usage, const HelpWanted& wanted) {
+  const std::vector<FlagGroup>& groups = RegisteredGroups();
+  if (wanted.group == "markdown") return FlagTables(groups);
+  std::string text = Cat(usage, "\n");
+  if (!wanted.group.empty()) {
+    bool found = false;
+    for (const FlagGroup& group : groups)
+      if (group.name == wanted.group) AppendGroup(group, true, &text), found = true;
+    if (!found)
+      Fail("--help=", wanted.group, ": this program has no group of flags of that name; its groups are ",
+           NamesOfGroups());
+    return text;
+  }
   Flags flags;
   gflags::GetAllFlags(&flags);
-  const std::set<std::string> launcher = FilesWith(flags, {"mesh"}), others = FilesOfOthers(flags);
-  auto owner = [&](const gflags::CommandLineFlagInfo& flag) {
-    if (others.count(flag.filename)) return Owner::kOthers;
-    return launcher.count(flag.filename) ? Owner::kLauncher : Owner::kProgram;
-  };
-  const std::string name = std::filesystem::path(program).filename().string();
-  std::string text = Cat(usage, "\n");
-  auto title = [&](const std::string& words) { text += Cat("\n", words, "\n"); };
-  std::set<std::string> printed;
-  auto print = [&](Owner whose) {
-    for (const auto& flag : flags)
-      if (owner(flag) == whose && printed.insert(flag.name).second) Append(flag, &text);
-  };
-  if (std::any_of(flags.begin(), flags.end(), [&](const auto& f) { return owner(f) == Owner::kProgram; })) {
-    title(Cat("Flags of ", name, " (default)"));
-    Flags own;
-    for (const auto& flag : flags)
-      if (owner(flag) == Owner::kProgram) own.push_back(flag);
-    AppendShort(&own, &text);
-    for (const auto& flag : own) Append(flag, &text);
+  const std::set<std::string> others = FilesOfOthers(flags);
+  Flags own;
+  for (const auto& flag : flags)
+    if (flag.filename != kFileOfEntries && !others.count(flag.filename)) own.push_back(flag);
+  if (!own.empty())
+    text += Cat("\nFlags of ", std::filesystem::path(program).filename().string(), " (default)\n");
+  for (const auto& flag : own) AppendFlag(flag.name, flag.description, &text);
+  for (const FlagGroup& group : groups) AppendGroup(group, wanted.all, &text);
+  if (!wanted.all) {
+    text += "\nMore help\n";
+    AppendText("  --help=GROUP ", Cat("Shows all flags of a group: ", NamesOfGroups(), "."), &text);
+    AppendText("  --helpfull ", "Shows all flags, also those of glog and gflags.", &text);
+    AppendText("  --version ", "Shows what this build is, and its libraries.", &text);
+    return text;
   }
-  for (const FlagGroup& group : kGroups) {
-    if (launcher.empty()) break;
-    title(group.title);
-    Flags of_group;
-    for (const std::string& wanted : group.names)
-      for (const auto& flag : flags)
-        if (flag.name == wanted && printed.insert(wanted).second) of_group.push_back(flag);
-    AppendShort(&of_group, &text);
-    for (const auto& flag : of_group) Append(flag, &text);
-  }
-  print(Owner::kLauncher);
-  if (all) {
-    title("Flags of glog and gflags");
-    print(Owner::kOthers);
-  } else {
-    text += "--helpfull: also the flags of glog and gflags. --version: what this build is.\n";
-  }
+  text += "\nFlags of glog and gflags\n";
+  for (const auto& flag : flags)
+    if (others.count(flag.filename)) AppendFlag(flag.name, flag.description, &text);
   return text;
+}
+
+void FlushOutput(int earlier) {
+  errno = 0;
+  const bool out = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (out && std::cout.flush()) return;
+  const int why = errno != 0 ? errno : earlier;
+  Fail("not all that was printed could be written to standard output: ",
+       why != 0 ? std::strerror(why) : "an earlier write failed");
+}
+
+namespace {
+
+[[noreturn]] void PrintAndExit(const std::string& text) {
+  errno = 0;
+  std::cout << text;
+  int code = 0;
+  try {
+    FlushOutput(errno);
+  } catch (const Error& error) {
+    std::cerr << "error: " << error.what() << std::endl;
+    code = kRunError;
+  }
+  exit(code);
+}
+
+}  // namespace
+
+void PrintHelpOfGroup(const std::vector<std::string>& arguments, const std::string& usage) {
+  for (size_t i = 1; i < arguments.size(); ++i)
+    for (const std::string name : {"--help=", "-help="})
+      if (arguments[i].starts_with(name) && arguments[i] != name + "true" && arguments[i] != name + "false")
+        PrintAndExit(HelpText(arguments[0], usage, {.group = arguments[i].substr(name.size())}));
+}
+
+void PrintHelp(const std::string& program, const std::string& usage) {
+  if (FLAGS_version) PrintAndExit(VersionText(ThisBuild()));
+  if (FLAGS_help || FLAGS_helpshort || FLAGS_helpfull)
+    PrintAndExit(HelpText(program, usage, {.all = FLAGS_helpfull}));
+  gflags::HandleCommandLineHelpFlags();  // those for tools
 }
 
 std::vector<std::pair<std::string, std::string>> FlagValues() {

@@ -31,50 +31,21 @@
 #include "oneflow_like/calibrate.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/data/pipeline.h"
+#include "oneflow_like/flags.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/job/elastic.h"
 #include "oneflow_like/job/stalls.h"
 #include "oneflow_like/launch/help.h"
+#include "oneflow_like/launch/launcher_flags.h"
 #include "oneflow_like/launch/run_folder.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/report/report.h"
 
-DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
-DEFINE_string(devices, "", "GPUs of this host: 0,1; empty: all");
-DEFINE_uint64(seed, 1, "of weights, masks and batches");
-DEFINE_int32(threads, 0, "of the runtime; 0: one a core");
-DEFINE_int32(kernel_threads, 0, "of one kernel; 0: its share");
-DEFINE_int32(data_threads, 0, "that read data; 0: free cores");
-DEFINE_bool(dry_run, false, "prints the plan, runs nothing");
-DEFINE_bool(explain, false, "why data is sent; ranks' work");
-DEFINE_string(dump_dir, "", "folder for graphs and plans");
-DEFINE_string(config, "", "file of flags, --name=value a line");
-DEFINE_string(out, "", "folder for all that the run leaves");
-DEFINE_string(trace, "", "file: timeline for ui.perfetto.dev");
-DEFINE_string(report, "", "HTML page: memory, graph, times");
-DEFINE_int64(memory_budget, 0, "bytes of a device; 0: any");
-DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
-DEFINE_int32(restarts, 0, "how often all copies start again from --save when a process is lost");
-DEFINE_string(elastic, "", "mesh axis that shrinks when a process is lost, e.g. dp; empty: all start again");
-DEFINE_string(calibrate, "", "gets this machine, for --topology");
-DEFINE_int32(calibrate_models, oneflow_like::kMostModels, "it trains; fewer: rougher");
-DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
-DEFINE_int64(check_replicas, 0, "compare copies every N steps");
-DEFINE_bool(check_nan, false, "stops where NaN arises (CPU)");
-DEFINE_double(start_timeout, 60, "seconds for all to come");
-DEFINE_double(peer_timeout, 10, "seconds to end when one is lost");
-DEFINE_double(stall_seconds, 0, "until a stall is reported; 0: no");
-DEFINE_string(network, "", "UCX devices, e.g. eth0; empty: any");
-DEFINE_bool(shared_memory, true, "between processes of a host");
 DECLARE_string(log_dir);                  // of glog
 DECLARE_int32(v);                         // of glog
 DECLARE_bool(timestamp_in_logfile_name);  // of glog
-DECLARE_bool(help);                       // this and the following of gflags
-DECLARE_bool(helpshort);
-DECLARE_bool(helpfull);
-DECLARE_bool(version);
 
 namespace GFLAGS_NAMESPACE {
 extern GFLAGS_DLL_DECL void (*gflags_exitfunc)(int);  // no header of gflags has it
@@ -139,39 +110,38 @@ void MakeFolder(const std::string& what, const std::string& folder) {
 }
 
 // Whether the program compiles and runs nothing, so that no run is there to leave anything.
-bool OnlyPlans(const ProgramFlags& program) { return FLAGS_dry_run || program.simulates; }
+bool OnlyPlans(const ProgramFlags& program) { return launcher_flags().dry_run || program.simulates; }
 
 void CheckFlags(const ProgramFlags& program) {
-  CheckRange("--processes", FLAGS_processes, 1, kMostProcessesHere);
-  CheckRange("--restarts", FLAGS_restarts, 0, kMostRestarts);
-  if (FLAGS_restarts > 0 && !program.saves)
-    Fail("--restarts=", FLAGS_restarts, ": this program saves nothing that it could continue from");
-  if (FLAGS_restarts > 0 && program.save_folder.empty())
-    Fail("--restarts=", FLAGS_restarts, " needs --save, the folder that the program continues from");
-  if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
-    Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
-  if (!FLAGS_elastic.empty() && program.chosen_mesh_devices != 0)
-    Fail("--elastic=", FLAGS_elastic, " shrinks an axis that is given, and ", program.chosen_by,
+  for (const FlagGroup& group : LauncherGroups()) CheckFlagRanges(group);
+  if (launcher_flags().restarts > 0 && !program.saves)
+    Fail("--restarts=", launcher_flags().restarts,
+         ": this program saves nothing that it could continue from");
+  if (launcher_flags().restarts > 0 && program.save_folder.empty())
+    Fail("--restarts=", launcher_flags().restarts,
+         " needs --save, the folder that the program continues from");
+  if (!launcher_flags().elastic.empty() && launcher_flags().restarts == 0)
+    Fail("--elastic=", launcher_flags().elastic,
+         " needs --restarts, how often the processes may start again");
+  if (!launcher_flags().elastic.empty() && program.chosen_mesh_devices != 0)
+    Fail("--elastic=", launcher_flags().elastic, " shrinks an axis that is given, and ", program.chosen_by,
          " chooses them; leave one of the two out");
-  CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
-  if (FLAGS_stall_seconds != 0)
-    CheckRange("--stall_seconds", FLAGS_stall_seconds, kShortestTimeout, kLongestTimeout);
-  CheckRange("--peer_timeout", FLAGS_peer_timeout, kShortestTimeout, kLongestTimeout);
-  if (!FLAGS_calibrate.empty() && OnlyPlans(program))
-    Fail("--calibrate=", FLAGS_calibrate, " measures this machine and does nothing else; leave out ",
-         FLAGS_dry_run ? "--dry_run" : "--simulate");
-  CheckRange("--calibrate_models", FLAGS_calibrate_models, 1, kMostModels);
+  if (launcher_flags().stall_seconds != 0)
+    CheckRange("--stall_seconds", launcher_flags().stall_seconds, kShortestTimeout, kLongestTimeout);
+  if (!launcher_flags().calibrate.empty() && OnlyPlans(program))
+    Fail("--calibrate=", launcher_flags().calibrate,
+         " measures this machine and does nothing else; leave out ",
+         launcher_flags().dry_run ? "--dry_run" : "--simulate");
   ModelOptions options;
-  options.threads = FLAGS_threads;
-  options.kernel_threads = FLAGS_kernel_threads;
-  options.memory_budget = FLAGS_memory_budget;
-  options.check_replicas = FLAGS_check_replicas;
+  options.threads = launcher_flags().threads;
+  options.kernel_threads = launcher_flags().kernel_threads;
+  options.memory_budget = launcher_flags().memory_budget;
+  options.check_replicas = launcher_flags().check_replicas;
   CheckModelNumbers("--", options);
-  CheckRange("--data_threads", FLAGS_data_threads, 0, kMostDataThreads);
   try {
-    CheckNetworkDevices(FLAGS_network);
+    CheckNetworkDevices(launcher_flags().network);
   } catch (const Error& error) {
-    Fail("--network=", FLAGS_network, ": ", error.what());
+    Fail("--network=", launcher_flags().network, ": ", error.what());
   }
 }
 
@@ -185,37 +155,6 @@ void OccupyStandardDescriptors() {
   int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
   if (fd >= 0) close(fd);
-}
-
-// Throws Error when something that was printed has not come out. `earlier`: why, where a write before this
-// one has failed; 0: nobody knows.
-void FlushOutput(int earlier = 0) {
-  errno = 0;
-  const bool out = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (out && std::cout.flush()) return;
-  const int why = errno != 0 ? errno : earlier;
-  Fail("not all that was printed could be written to standard output: ",
-       why != 0 ? std::strerror(why) : "an earlier write failed");
-}
-
-// --help and its kin, which end the program.
-void PrintHelp(const std::string& program, const std::string& usage) {
-  errno = 0;
-  if (FLAGS_version) {
-    std::cout << VersionText(ThisBuild());
-  } else if (FLAGS_help || FLAGS_helpshort || FLAGS_helpfull) {
-    std::cout << HelpText(program, usage, FLAGS_helpfull);
-  } else {
-    return gflags::HandleCommandLineHelpFlags();  // those for tools
-  }
-  int code = 0;
-  try {
-    FlushOutput(errno);
-  } catch (const Error& error) {
-    PrintError(error.what());
-    code = kRunError;
-  }
-  exit(code);
 }
 
 // What process k prints under --processes with --log_dir.
@@ -252,63 +191,69 @@ std::vector<std::string> WithShape(std::vector<std::string> argv, const JobShape
 // What is known of the mesh before the program makes it; of one that it chooses, its size.
 std::string MeshOfFlags(const ProgramFlags& program, const std::string& otherwise) {
   if (program.chosen_mesh_devices != 0)
-    return Cat(FLAGS_mesh.empty() ? "cpu" : Mesh::Parse(FLAGS_mesh).kind(),
+    return Cat(launcher_flags().mesh.empty() ? "cpu" : Mesh::Parse(launcher_flags().mesh).kind(),
                ":dp=", program.chosen_mesh_devices);
-  return FLAGS_mesh.empty() ? otherwise : FLAGS_mesh;
+  return launcher_flags().mesh.empty() ? otherwise : launcher_flags().mesh;
 }
 
 // Starts the copies. Returns their exit code.
 int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& argv, const std::string& mesh,
               const ProgramFlags& program) {
   if (!identity.launcher.empty())
-    Fail(FLAGS_processes > 1 ? Cat("--processes=", FLAGS_processes) : Cat("--restarts=", FLAGS_restarts),
+    Fail(launcher_flags().processes > 1 ? Cat("--processes=", launcher_flags().processes)
+                                        : Cat("--restarts=", launcher_flags().restarts),
          " starts processes, but ", identity.launcher, " has started this one as one of ", identity.processes,
          "; use one of the two");
-  CheckProcesses(FLAGS_processes, mesh);
+  CheckProcesses(launcher_flags().processes, mesh);
   LocalJob local;
-  local.processes = FLAGS_processes;
+  local.processes = launcher_flags().processes;
   local.argv = argv;  // a copy knows by its environment that it is one
-  local.grace = FLAGS_peer_timeout;
+  local.grace = launcher_flags().peer_timeout;
   local.log_dir = FLAGS_log_dir;
-  local.restarts = FLAGS_restarts;
-  if (!FLAGS_elastic.empty()) {
-    const JobShape whole = {mesh, FLAGS_processes, program.micro_batches};
-    CheckElastic(whole, FLAGS_elastic);
+  local.restarts = launcher_flags().restarts;
+  if (!launcher_flags().elastic.empty()) {
+    const JobShape whole = {mesh, launcher_flags().processes, program.micro_batches};
+    CheckElastic(whole, launcher_flags().elastic);
     if (program.local)
-      Fail("--elastic=", FLAGS_elastic,
+      Fail("--elastic=", launcher_flags().elastic,
            " needs checkpoints that all processes can read, and --local keeps parts "
            "of them apart");
-    local.shrink = [=, left = FLAGS_processes, batch = program.batch](int lost, LocalJob* job) mutable {
+    local.shrink = [=, left = launcher_flags().processes, batch = program.batch](int lost,
+                                                                                 LocalJob* job) mutable {
       left -= lost;
-      const JobShape shape = Shrink(whole, FLAGS_elastic, left, batch);
+      const JobShape shape = Shrink(whole, launcher_flags().elastic, left, batch);
       job->processes = shape.processes;
       job->argv = WithShape(argv, shape);
       return Cat(" on ", shape.mesh, ", processes ", shape.processes);
     };
   }
   std::vector<std::string> logs;
-  for (int k = 0; k < FLAGS_processes && !FLAGS_log_dir.empty(); ++k) logs.push_back(LogOfProcess(k));
+  for (int k = 0; k < launcher_flags().processes && !FLAGS_log_dir.empty(); ++k)
+    logs.push_back(LogOfProcess(k));
   CheckLogs(logs);
   return RunLocalJob(local);
 }
 
 // Messages between processes are measured, too, which takes two of them.
 int CalibrateByTwo(const ProcessIdentity& identity, std::vector<std::string> argv) {
-  FLAGS_processes = std::max(2, FLAGS_processes);
-  argv.push_back(Cat("--processes=", FLAGS_processes));
+  launcher_flags().processes = std::max(2, launcher_flags().processes);
+  argv.push_back(Cat("--processes=", launcher_flags().processes));
   return RunCopies(identity, argv, "", {});
 }
 
 }  // namespace
 
 Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh,
-                   const std::function<ProgramFlags()>& flags)
+                   const std::function<ProgramFlags()>& flags, const std::vector<FlagGroup>& groups)
     : program_(flags ? flags : [] { return ProgramFlags(); }), given_(*argv, *argv + *argc) {
   OccupyStandardDescriptors();
   ReportFileSizeLimit();
   gflags::SetUsageMessage(usage);
   GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
   try {
+    for (const FlagGroup& group : groups) RegisterFlags(group);
+    for (const FlagGroup& group : LauncherGroups()) RegisterFlags(group, TakenName::kLeave);
+    PrintHelpOfGroup(given_, usage);
     RefuseMisspelt(given_);
   } catch (const Error& error) {
     PrintError(Plain(error.what(), given_));
@@ -318,14 +263,16 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
   PrintHelp(given_[0], usage);
   try {
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
-    if (!FLAGS_config.empty()) ReadConfig(FLAGS_config);
+    if (!launcher_flags().config.empty()) ReadConfig(launcher_flags().config);
     const std::string config = ConfigText();
-    const bool out = !FLAGS_out.empty() && !OnlyPlans(program_());
-    if (out) SendOutputsTo(FLAGS_out);
+    const bool out = !launcher_flags().out.empty() && !OnlyPlans(program_());
+    if (out) SendOutputsTo(launcher_flags().out);
     CheckFlags(program_());
     Join(given_, MeshOfFlags(program_(), default_mesh), out ? config : "");
+    for (const FlagGroup& group : RegisteredGroups()) CheckFlagRanges(group);
     CheckFiles({}, {});
-    if (!FLAGS_dump_dir.empty()) MakeFolder("--dump_dir=" + FLAGS_dump_dir, FLAGS_dump_dir);
+    if (!launcher_flags().dump_dir.empty())
+      MakeFolder("--dump_dir=" + launcher_flags().dump_dir, launcher_flags().dump_dir);
     VLOG(1) << "oneflow_like " << Comparable(ThisBuild()) << ", process " << (job_ ? job_->process() : 0)
             << " of " << (job_ ? job_->processes() : 1);
   } catch (const std::exception& e) {
@@ -347,9 +294,9 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   const bool ours = identity.launcher == "--processes";
   const auto take_folder = [&] {
     if (!config.empty() && !ours)
-      folder_ = std::make_unique<RunFolder>(FLAGS_out, config, VersionText(ThisBuild()));
+      folder_ = std::make_unique<RunFolder>(launcher_flags().out, config, VersionText(ThisBuild()));
   };
-  if (!FLAGS_calibrate.empty()) {
+  if (!launcher_flags().calibrate.empty()) {
     CheckCalibration(mesh.empty() ? "cpu:dp=1" : mesh);
     CheckFiles({}, {});
     if (identity.launcher.empty()) exit(CalibrateByTwo(identity, argv));
@@ -358,8 +305,8 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   if (identity.alone()) take_folder();
   const ProgramFlags program = program_();
   if (program.simulates) {
-    CheckProcesses(FLAGS_processes, mesh);  // they are simulated, too
-  } else if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) {
+    CheckProcesses(launcher_flags().processes, mesh);  // they are simulated, too
+  } else if ((launcher_flags().processes > 1 || launcher_flags().restarts > 0) && !ours) {
     const int code = RunCopies(identity, argv, mesh, program);
     if (folder_ && code == kUsageError) folder_->Withdraw();
     exit(code);
@@ -369,14 +316,15 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   StartLog(argv[0], identity.process, identity.alone());
   if (identity.process > 0 && !ours && !identity.alone())
     label_ = std::make_unique<LabelledOutput>(identity.process);
-  stalls_ = std::make_shared<StallWatch>(FLAGS_stall_seconds, identity.alone() ? -1 : identity.process);
+  stalls_ =
+      std::make_shared<StallWatch>(launcher_flags().stall_seconds, identity.alone() ? -1 : identity.process);
   if (identity.alone()) return;
   JobOptions options;
   options.build = Comparable(ThisBuild());
-  options.start_timeout = FLAGS_start_timeout;
-  options.peer_timeout = FLAGS_peer_timeout;
-  options.devices = FLAGS_network;
-  options.shared_memory = FLAGS_shared_memory;
+  options.start_timeout = launcher_flags().start_timeout;
+  options.peer_timeout = launcher_flags().peer_timeout;
+  options.devices = launcher_flags().network;
+  options.shared_memory = launcher_flags().shared_memory;
   try {
     const StallWatch::Doing doing(stalls_.get(), "the start, which waits for all processes to come");
     job_ = JoinJob(identity, options);
@@ -386,12 +334,12 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   }
   if (label_)
     job_->SetDirectOutput([label = label_.get()](const std::string& line) { label->WriteDirectly(line); });
-  oneflow_like::RequireSameFlags(job_.get(), {{"dry_run", FLAGS_dry_run ? "true" : "false"},
-                                              {"out", FLAGS_out},
-                                              {"trace", FLAGS_trace},
-                                              {"report", FLAGS_report},
-                                              {"memory_budget", Cat(FLAGS_memory_budget)},
-                                              {"peer_timeout", Cat(FLAGS_peer_timeout)}});
+  oneflow_like::RequireSameFlags(job_.get(), {{"dry_run", launcher_flags().dry_run ? "true" : "false"},
+                                              {"out", launcher_flags().out},
+                                              {"trace", launcher_flags().trace},
+                                              {"report", launcher_flags().report},
+                                              {"memory_budget", Cat(launcher_flags().memory_budget)},
+                                              {"peer_timeout", Cat(launcher_flags().peer_timeout)}});
   if (main_process()) take_folder();
 }
 
@@ -428,19 +376,20 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
   std::vector<NamedFile> read;
   for (const FlagFile& file : inputs) read.push_back(named(file));
   std::vector<FlagFile> always = program_().inputs;
-  always.push_back({"config", FLAGS_config});
+  always.push_back({"config", launcher_flags().config});
   for (const FlagFile& file : always)
     if (!file.second.empty()) read.push_back(named(file));
   std::vector<FlagFile> ours;
   if (main_process()) {
     ours = outputs;
     for (const FlagFile& file : program_().outputs) ours.push_back(file);
-    ours.push_back({"trace", FLAGS_trace});
-    ours.push_back({"calibrate", FLAGS_calibrate});
+    ours.push_back({"trace", launcher_flags().trace});
+    ours.push_back({"calibrate", launcher_flags().calibrate});
   }
-  if (!FLAGS_report.empty())
-    ours.push_back({"report", Report::FileOf(FLAGS_report, job_ ? job_->process() : 0)});
-  if (job_ && !FLAGS_trace.empty()) ours.push_back({"trace", TraceFileOf(FLAGS_trace, job_.get())});
+  if (!launcher_flags().report.empty())
+    ours.push_back({"report", Report::FileOf(launcher_flags().report, job_ ? job_->process() : 0)});
+  if (job_ && !launcher_flags().trace.empty())
+    ours.push_back({"trace", TraceFileOf(launcher_flags().trace, job_.get())});
   ours.push_back({"log_dir", log_file_});
   std::erase_if(ours, [](const FlagFile& file) { return file.second.empty(); });
   // Under --processes what goes through us goes to the parent's.
@@ -458,13 +407,19 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
 
 Mesh Launcher::mesh(const std::vector<std::string>& required, const std::string& otherwise,
                     const std::vector<std::string>& optional) const {
-  Mesh given = Mesh::Parse(FLAGS_mesh.empty() ? otherwise : FLAGS_mesh);
-  std::vector<std::string> axes = required;
+  Mesh given = Mesh::Parse(launcher_flags().mesh.empty() ? otherwise : launcher_flags().mesh);
+  std::vector<std::string> axes;
   std::string known;
+  const auto use = [&](const std::string& name) {
+    if (std::find(axes.begin(), axes.end(), name) == axes.end()) axes.push_back(name);
+  };
   for (const auto* names : {&required, &optional})
-    for (const std::string& a : *names) known += (known.empty() ? "" : ", ") + a;
-  for (const std::string& a : optional)
-    if (given.FindAxis(a) >= 0) axes.push_back(a);
+    for (const std::string& name : *names) {
+      known += (known.empty() ? "" : ", ") + name;
+      // What a group stands for has no axis of that name.
+      for (int a : given.FindAxes(name)) use(given.axis_name(a));
+      if (names == &required && given.FindAxes(name).empty()) use(name);
+    }
   // The order of the flag is that of the devices; axes that it leaves out are of one device.
   std::vector<std::string> in_order;
   for (int a = 0; a < given.rank(); ++a) in_order.push_back(given.axis_name(a));
@@ -485,7 +440,7 @@ Mesh Launcher::mesh(const std::vector<std::string>& required, const std::string&
     if (std::find(axes.begin(), axes.end(), given.axis_name(a)) == axes.end())
       Fail("mesh ", given.str(), ": this program has no mesh axis '", given.axis_name(a), "'; its axes are ",
            known);
-  return Mesh(given.kind(), full);
+  return Mesh(given.kind(), full, {}, given.groups());
 }
 
 namespace {
@@ -512,44 +467,42 @@ std::vector<int> DeviceNumbers(const std::string& text) {
 
 ModelOptions Launcher::model_options() const {
   ModelOptions options;
-  options.seed = FLAGS_seed;
-  options.dump_dir = FLAGS_dump_dir;
-  options.memory_budget = FLAGS_memory_budget;
-  options.trace_file = FLAGS_dry_run ? "" : FLAGS_trace;
-  options.report_file = FLAGS_report;
+  options.seed = launcher_flags().seed;
+  options.dump_dir = launcher_flags().dump_dir;
+  options.memory_budget = launcher_flags().memory_budget;
+  options.trace_file = launcher_flags().dry_run ? "" : launcher_flags().trace;
+  options.report_file = launcher_flags().report;
   options.job = job_;
   options.stalls = stalls_;
   options.compiled = begun_;
-  options.check_feeds = FLAGS_check_feeds;
-  options.check_replicas = FLAGS_check_replicas;
-  options.check_nan = FLAGS_check_nan;
-  options.devices = DeviceNumbers(FLAGS_devices);
-  options.threads = FLAGS_threads;
-  options.kernel_threads = FLAGS_kernel_threads;
+  options.check_feeds = launcher_flags().check_feeds;
+  options.check_replicas = launcher_flags().check_replicas;
+  options.check_nan = launcher_flags().check_nan;
+  options.devices = DeviceNumbers(launcher_flags().devices);
+  options.threads = launcher_flags().threads;
+  options.kernel_threads = launcher_flags().kernel_threads;
   return options;
 }
 
 int Launcher::data_threads() const {
-  if (FLAGS_data_threads > 0) return FLAGS_data_threads;
+  if (launcher_flags().data_threads > 0) return launcher_flags().data_threads;
   const int cores = CoresHere(job_.get());
-  const bool limited = FLAGS_threads > 0 && FLAGS_kernel_threads > 0;  // else kernels take all there are
-  return DataThreads(cores, limited ? FLAGS_threads * FLAGS_kernel_threads : cores);
+  const bool limited =
+      launcher_flags().threads > 0 && launcher_flags().kernel_threads > 0;  // else kernels take all there are
+  return DataThreads(cores, limited ? launcher_flags().threads * launcher_flags().kernel_threads : cores);
 }
 
 void Launcher::RequireSameFlags(const std::vector<std::string>& own) const {
   if (!job_) return;
-  // Of the machine that a process is on, and what process 0 alone writes.
-  std::set<std::string> differ = {"devices",   "threads",       "kernel_threads", "data_threads",
-                                  "processes", "start_timeout", "network",        "stall_seconds",
-                                  "log_json",  "tensorboard",   "config"};
-  differ.insert(own.begin(), own.end());
+  std::set<std::string> differ(own.begin(), own.end());
+  for (const auto& [name, value] : FlagsWith(kPerProcess)) differ.insert(name);
   std::vector<std::pair<std::string, std::string>> flags = FlagValues();
   std::erase_if(flags, [&](const auto& flag) { return differ.count(flag.first) > 0; });
   oneflow_like::RequireSameFlags(job_.get(), flags);
 }
 
-bool Launcher::dry_run() const { return FLAGS_dry_run; }
-bool Launcher::explain() const { return FLAGS_explain; }
+bool Launcher::dry_run() const { return launcher_flags().dry_run; }
+bool Launcher::explain() const { return launcher_flags().explain; }
 bool Launcher::restarted() const { return copy() && Variable(kRestartVariable) != nullptr; }
 
 bool Launcher::main_process() const { return !job_ || job_->process() == 0; }
@@ -564,10 +517,10 @@ void Launcher::Print(const char* format, ...) const {
 
 int Launcher::Main(const std::function<int()>& body) const {
   try {
-    const int code = FLAGS_calibrate.empty() ? body() : CalibrateHere();
+    const int code = launcher_flags().calibrate.empty() ? body() : CalibrateHere();
     if (job_) {
-      if (!FLAGS_trace.empty()) JoinTraces();
-      if (!FLAGS_report.empty()) JoinReports(FLAGS_report, job_.get());
+      if (!launcher_flags().trace.empty()) JoinTraces();
+      if (!launcher_flags().report.empty()) JoinReports(launcher_flags().report, job_.get());
       FlushOutput();
       const StallWatch::Doing doing(stalls_.get(),
                                     "the end, which waits for all processes to come to theirs");
@@ -576,7 +529,8 @@ int Launcher::Main(const std::function<int()>& body) const {
     FlushOutput();
     return code;
   } catch (const std::exception& e) {
-    const bool mistake = !*begun_ && dynamic_cast<const WriteError*>(&e) == nullptr;
+    const bool mistake = dynamic_cast<const UsageError*>(&e) != nullptr ||
+                         (!*begun_ && dynamic_cast<const WriteError*>(&e) == nullptr);
     return EndWith(e, mistake ? kUsageError : kRunError);
   }
 }
@@ -584,11 +538,13 @@ int Launcher::Main(const std::function<int()>& body) const {
 int Launcher::CalibrateHere() const {
   *begun_ = true;
   ProgressLine progress(*this);
-  CalibrateTo(FLAGS_calibrate, {.models = FLAGS_calibrate_models,
-                                .job = job_,
-                                .progress = [&](const std::string& what) { progress.Update(what); }});
+  CalibrateTo(launcher_flags().calibrate,
+              {.models = launcher_flags().calibrate_models,
+               .job = job_,
+               .progress = [&](const std::string& what) { progress.Update(what); }});
   progress.End();
-  Print("%s describes this machine: --topology=%s\n", FLAGS_calibrate.c_str(), FLAGS_calibrate.c_str());
+  Print("%s describes this machine: --topology=%s\n", launcher_flags().calibrate.c_str(),
+        launcher_flags().calibrate.c_str());
   return 0;
 }
 
@@ -596,7 +552,7 @@ int Launcher::CalibrateHere() const {
 // the exit code: `code`, or that of the process that failed first, so that all end with one.
 int Launcher::EndWith(const std::exception& error, int code) const {
   if (dynamic_cast<const std::bad_alloc*>(&error)) return EndWith(Error(OutOfMemoryText()), kRunError);
-  if (folder_ && !*begun_) folder_->Withdraw();
+  if (folder_ && (!*begun_ || code == kUsageError)) folder_->Withdraw();
   const bool at_once = main_process() || !one_output_;
   const std::string message = Plain(error.what(), given_);
   if (at_once) PrintError(message);
@@ -608,11 +564,11 @@ int Launcher::EndWith(const std::exception& error, int code) const {
 // Every process reads its file a part at a time, so that nobody holds more than one part of each.
 void Launcher::JoinTraces() const {
   constexpr size_t kPart = 4 << 20;
-  const std::string mine = TraceFileOf(FLAGS_trace, job_.get());
+  const std::string mine = TraceFileOf(launcher_flags().trace, job_.get());
   if (!std::filesystem::exists(mine)) return;  // the program has made no model
   std::unique_ptr<TraceFile> whole;
   if (main_process()) {
-    whole = std::make_unique<TraceFile>(FLAGS_trace);
+    whole = std::make_unique<TraceFile>(launcher_flags().trace);
     whole->Start();
   }
   TraceReader reader(mine);

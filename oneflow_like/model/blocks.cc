@@ -150,27 +150,32 @@ Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<in
   GraphOfModel* graph = static_cast<GraphOfModel*>(scope_.graph());
   const Pipeline& pipeline = graph->model->options.pipeline;
   if (pipeline.most_blocks > 0) size_ = std::min(n, pipeline.most_blocks);
-  const int a = axis.empty() ? -1 : mesh.FindAxis(axis);
-  if (a < 0) return;
+  if (axis.empty() || mesh.FindAxes(axis).empty()) return;
   const std::string who =
       SourceLine(at_).Who(Cat("blocks", scope_.path().empty() ? "" : " of '" + scope_.path() + "'"));
+  const int a = mesh.AxisOrFail(axis, Cat(who, ": stages"));
+  if (scope_.IsEverywhere(a)) return;
   BlockStack stack;
   stack.axis = a;
   stack.rounds = pipeline.virtual_stages;
   stack.of = std::exchange(n, size_);
   if (stack.rounds < 1) Fail(who, ": virtual_stages is ", stack.rounds, " but must be at least 1");
   const int64_t groups = int64_t{mesh.axis_size(a)} * stack.rounds;
-  const std::string there = Cat("mesh axis ", axis, " has ", mesh.axis_size(a), " stages",
-                                stack.rounds > 1 ? Cat(", gone round ", stack.rounds, " times") : "");
+  const std::string there =
+      Cat("mesh axis ", axis, " has ", mesh.axis_size(a), mesh.axis_size(a) == 1 ? " stage" : " stages",
+          stack.rounds > 1 ? Cat(", gone round ", stack.rounds, " times") : "");
   if (pipeline.most_blocks == 0) stack.per_stage = per_stage.empty() ? pipeline.layers : per_stage;
   stack.by_cost = stack.per_stage.empty();
   if (per_stage.empty() && n < groups)
     Fail(who, ": ", there, " but there are only ", n, " layers; every stage needs at least one",
          stack.rounds > 1 ? " each time" : "");
-  const char* what = per_stage.empty() ? "Pipeline::layers" : "per_stage";
+  const std::string what = !per_stage.empty()             ? "per_stage"
+                           : pipeline.layers_from.empty() ? "Pipeline::layers"
+                                                          : pipeline.layers_from;
   if (stack.by_cost) stack.per_stage = Even(n, groups);
   if (static_cast<int64_t>(stack.per_stage.size()) != groups)
-    Fail(who, ": ", what, " has ", stack.per_stage.size(), " numbers but ", there, "; it needs ", groups);
+    Fail(who, ": ", what, " has ", stack.per_stage.size(),
+         stack.per_stage.size() == 1 ? " number" : " numbers", " but ", there, "; it needs ", groups);
   for (int64_t layers : stack.per_stage) {
     if (layers < 0) Fail(who, ": ", what, " has ", layers, " layers for a stage, but 0 is the least");
     // All stacks of a model follow it, so a stage would be without work.

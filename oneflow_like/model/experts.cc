@@ -12,7 +12,10 @@
 namespace oneflow_like::nn {
 namespace {
 
-void CheckExperts(const Layer& layer, const ExpertsOptions& o) {
+// Ranks among which experts are dealt.
+int64_t RanksOf(const Mesh& mesh, const ExpertsOptions& o) { return mesh.SizeAlong(mesh.FindAxes(o.ep)); }
+
+void CheckExperts(const Layer& layer, const Mesh& mesh, const ExpertsOptions& o) {
   const std::string& who = layer.who;
   auto least = [&](const char* option, int64_t value, int64_t bound) {
     if (value < bound) Fail(who, ": ", option, " is ", value, " but must be at least ", bound);
@@ -32,6 +35,11 @@ void CheckExperts(const Layer& layer, const ExpertsOptions& o) {
     Fail(who, ": top_k is ", o.top_k, " but a token chooses among only ", among, " experts");
   if (!(o.capacity >= 0 && o.capacity <= 1e6))
     Fail(who, ": capacity is ", o.capacity, " but must be at least 0, at most 1e6");
+  if (!(o.room >= 0 && o.room <= 1e6))
+    Fail(who, ": room is ", o.room, " but must be at least 0, at most 1e6");
+  if (const int64_t ranks = RanksOf(mesh, o); o.room > 0 && o.experts % ranks != 0)
+    Fail(who, ": room is that of a rank, but the ", ranks, " ranks of mesh axis ", o.ep,
+         " do not divide the ", o.experts, " experts; make them a multiple, or set room to 0");
   NeedEnum(who, "overflow", o.overflow, ExpertOverflow::kError, "nn::ExpertOverflow");
   NeedEnum(who, "order", o.order, ExpertOrder::kChoice, "nn::ExpertOrder");
   NeedEnum(who, "score", o.score, ExpertScore::kSigmoid, "nn::ExpertScore");
@@ -44,9 +52,9 @@ void CheckExperts(const Layer& layer, const ExpertsOptions& o) {
     Fail(who, ": shared_gate is of shared experts, but there are none");
 }
 
-int64_t SizeOfAxis(const Scope& s, const std::string& axis) {
-  const int a = axis.empty() ? -1 : s.mesh().FindAxis(axis);
-  return a < 0 ? 1 : s.mesh().axis_size(a);
+MeshAxes Without(MeshAxes axes, const MeshAxes& others) {
+  std::erase_if(axes, [&](int a) { return HasAxis(others, a); });
+  return axes;
 }
 
 // x as pools [p n w].
@@ -60,24 +68,36 @@ Tensor InPools(const Layer& layer, const Scope& s, Tensor x, const ExpertsOption
   if (!fits)
     Fail(layer.who, ": pools is ", pools, " but x ", shape.str(), " has a batch of ", batch, " and ", tokens,
          " tokens; pools must divide the batch, or be a multiple of it that divides the tokens");
-  const int64_t parts = SizeOfAxis(s, o.batch), ranks = SizeOfAxis(s, o.ep);
+  const Mesh& mesh = s.mesh();
+  const MeshAxes of_batch = mesh.FindAxes(o.batch), of_experts = mesh.FindAxes(o.ep);
+  const int64_t parts = mesh.SizeAlong(of_batch), ranks = mesh.SizeAlong(of_experts);
   if (o.pools > 0 && pools % parts != 0)
     Fail(layer.who, ": pools is ", pools, ", but mesh axis ", o.batch, " cuts tokens into ", parts,
          " parts, each of whole pools; make it a multiple of ", parts);
   Tensor in_pools =
       shape.rank() == 3 && pools == batch ? x : reshape(x, {pools, tokens / pools, shape.back()}, layer.at);
   // Each rank of experts serves some of the pools, too, where these are enough.
-  const int64_t all = o.ep == o.batch ? parts : parts * ranks;
+  const int64_t all = parts * mesh.SizeAlong(Without(of_experts, of_batch));
   if (ranks == 1 || pools % all != 0) return in_pools;
   return annotate(in_pools, {{o.ep, S(0)}}, layer.at);
+}
+
+// `factor` times the mean of so many choices, rounded up, at most `most`.
+int64_t RoomWith(double factor, int64_t choices, int64_t parts, int64_t most) {
+  const double share = factor * static_cast<double>(choices) / static_cast<double>(parts);
+  return std::clamp<int64_t>(static_cast<int64_t>(std::min(std::ceil(share), 2e9)), 1,
+                             std::max<int64_t>(1, most));
 }
 
 // Choices of an expert in a pool of so many tokens.
 int64_t RoomOf(const ExpertsOptions& o, int64_t tokens) {
   if (o.capacity == 0) return std::max<int64_t>(1, tokens);
-  const double share = o.capacity * static_cast<double>(o.top_k * tokens) / static_cast<double>(o.experts);
-  return std::clamp<int64_t>(static_cast<int64_t>(std::min(std::ceil(share), 2e9)), 1,
-                             std::max<int64_t>(1, tokens));
+  return RoomWith(o.capacity, o.top_k * tokens, o.experts, tokens);
+}
+
+// Choices of a rank's experts in a pool of so many tokens.
+int64_t RoomOfRank(const ExpertsOptions& o, int64_t tokens, int64_t ranks) {
+  return RoomWith(o.room, o.top_k * tokens, ranks, std::min(o.top_k, o.experts / ranks) * tokens);
 }
 
 // A product in fp32, whatever the session's type is.
@@ -106,7 +126,11 @@ Tensor Eligible(Tensor score, Tensor bias, const ExpertsOptions& o, const Here& 
 struct Router {
   Tensor scores, logits;  // [p n e]
   Tensor weights;         // [p n k]
-  Routes routes;
+  Routes routes;          // to experts, or ranks
+  Tensor kept;            // of choices that go to ranks
+  Tensor chosen;          // i32[p e]
+  int64_t ranks = 0;      // 0: to experts
+  int64_t room = 0;       // of an expert, or a rank, for choices of a pool
 };
 
 Router RouteTokens(const Scope& s, Tensor x, const ExpertsOptions& o, const Here& at) {
@@ -127,24 +151,76 @@ Router RouteTokens(const Scope& s, Tensor x, const ExpertsOptions& o, const Here
   RouteOptions options;
   if (o.order == ExpertOrder::kWeight) options.weights = weights;
   options.may_drop = o.overflow == ExpertOverflow::kDrop;
-  router.routes = route(best.indices, o.experts, RoomOf(o, shape[1]), options, at);
+  if (o.room == 0) {
+    router.room = RoomOf(o, shape[1]);
+    router.routes = route(best.indices, o.experts, router.room, options, at);
+    router.chosen = router.routes.counts;
+    return router;
+  }
+  router.ranks = RanksOf(s.mesh(), o);
+  router.room = RoomOfRank(o, shape[1], router.ranks);
+  const RankRoutes of_ranks = route_ranks(best.indices, o.experts, router.ranks, router.room, options, at);
+  router.routes = of_ranks.routes;
+  router.kept = of_ranks.kept;
+  router.chosen = of_ranks.chosen;
   return router;
 }
 
-// The networks of the experts, of rows [e p c w].
-Tensor Networks(const Scope& s, Tensor rows, const ExpertsOptions& o, int64_t inner, const Here& at) {
+// The networks of the experts; multiply(x, w) is x times each expert's matrix w[e k m].
+Tensor Networks(const Scope& s, Tensor rows, const ExpertsOptions& o, int64_t inner, const Here& at,
+                const std::function<Tensor(Tensor, Tensor)>& multiply) {
   const int64_t width = rows.shape().back();
-  Annotation up_cut = CutBy(s, o.tp, 2), down_cut = CutBy(s, o.tp, 1);
-  if (o.ep != o.tp)
+  const Mesh& mesh = s.mesh();
+  const MeshAxes of_experts = mesh.FindAxes(o.ep), of_tensor = mesh.FindAxes(o.tp);
+  // Axes that hold experts cut none of them.
+  const std::string within = of_experts == of_tensor ? o.tp : mesh.NameOf(Without(of_tensor, of_experts));
+  Annotation up_cut = CutBy(s, within, 2), down_cut = CutBy(s, within, 1);
+  if (of_experts != of_tensor)
     for (Annotation* cut : {&up_cut, &down_cut})
       for (const auto& axis : CutBy(s, o.ep, 0)) cut->push_back(axis);
   auto up = [&](const char* name) {
-    return einsum("epcw,ewf->epcf", rows, s.Weight(name, {o.experts, width, inner}, o.init, up_cut, at), at);
+    return multiply(rows, s.Weight(name, {o.experts, width, inner}, o.init, up_cut, at));
   };
   Tensor hidden = up("up");
   hidden = o.gated ? mul(silu(up("up_gate"), at), hidden, at) : o.activation(hidden);
-  return einsum("epcf,efw->epcw", hidden,
-                s.Weight("down", {o.experts, inner, width}, o.out_init, down_cut, at), at);
+  return multiply(hidden, s.Weight("down", {o.experts, inner, width}, o.out_init, down_cut, at));
+}
+
+// What experts make of x[p n w], at places of their own.
+Tensor AtExperts(const Scope& s, Tensor x, const Router& router, const ExpertsOptions& o, int64_t inner,
+                 const Here& at) {
+  Tensor made = Networks(s, take_rows(x, router.routes, {}, at), o, inner, at,
+                         [&](Tensor rows, Tensor w) { return einsum("epck,ekm->epcm", rows, w, at); });
+  return return_rows(made, router.routes, router.weights, at);
+}
+
+// The same at places of their rank: rows go there once, with their choices and weights, are sorted by expert,
+// added up, and go back.
+Tensor AtRanks(const Scope& s, Tensor x, const Router& router, const ExpertsOptions& o, int64_t inner,
+               const Here& at) {
+  const int64_t k = o.top_k, ranks = router.ranks;
+  // Of tokens that choose at random: those that come to a rank, and their choices.
+  const auto parts = static_cast<double>(ranks), tokens = static_cast<double>(x.shape()[1]);
+  const double chosen = 1 - std::pow(1 - 1 / parts, static_cast<double>(k));
+  auto share_of = [](double expected, int64_t room) {
+    return std::clamp(expected / std::max(1.0, static_cast<double>(room)), 1e-6, 1.0);
+  };
+  const double share = share_of(chosen * tokens, router.routes.slots.shape()[2]),
+               of_choices = share_of(static_cast<double>(k) * tokens / parts, router.room);
+  auto between_ranks = [&](Tensor rows) { return exchange(rows, router.routes.counts, share, at); };
+  // Rows [r p c ..] at the ranks whose experts they are for.
+  auto there = [&](Tensor rows) { return ranks == 1 ? rows : annotate(rows, {{o.ep, S(0)}}, at); };
+  Tensor rows = there(between_ranks(take_rows(x, router.routes, {}, at)));
+  Tensor choices =
+      there(between_ranks(take_rows(concat({router.kept, router.weights}, 2, at), router.routes, {}, at)));
+  const Routes runs = sort_choices(slice(choices, 3, 0, k, at), o.experts, router.room, at);
+  Tensor made = Networks(s, take_rows(rows, runs, {}, at), o, inner, at, [&](Tensor sorted, Tensor w) {
+    const Dims all = w.shape();
+    return grouped_matmul(sorted, reshape(w, {ranks, o.experts / ranks, all[1], all[2]}, at), runs.counts,
+                          of_choices, at);
+  });
+  Tensor back = there(return_rows(made, runs, slice(choices, 3, k, 2 * k, at), at));
+  return return_rows(between_ranks(back), router.routes, {}, at);
 }
 
 // The losses of the router, weighted; undefined where there are none.
@@ -184,33 +260,43 @@ ExpertsResult Experts(Scope s, Tensor x, const ExpertsOptions& o, Here at) {
   const Layer layer("Experts", s, at);
   at = layer.at;
   layer.Width("x", x, 2);
-  CheckExperts(layer, o);
+  CheckExperts(layer, s.mesh(), o);
   const Dims shape = x.shape();
   const int64_t width = shape.back(), usual = o.gated ? (width * 8 / 3 + 63) / 64 * 64 : 4 * width,
                 inner = layer.OrDefault("inner", o.inner, usual);
   layer.OrDefault("shared_inner", o.shared_inner, 0);
   Tensor pools = InPools(layer, s, x, o);
   const Router router = RouteTokens(s, pools, o, at);
-  Tensor made = Networks(s, take_rows(pools, router.routes, {}, at), o, inner, at);
   ExpertsResult result;
   result.routes = router.routes;
-  result.y = return_rows(made, router.routes, router.weights, at);
+  result.y = (o.room > 0 ? AtRanks : AtExperts)(s, pools, router, o, inner, at);
   if (result.y.shape() != shape) result.y = reshape(result.y, shape, at);
   if (o.shared > 0 || o.shared_inner > 0) result.y = add(result.y, SharedExperts(s, x, o, inner, at), at);
 
   const double choices = static_cast<double>(pools.shape()[1] * o.top_k),  // of a pool
       all = choices * static_cast<double>(pools.shape()[0]);
-  Tensor counts = cast(router.routes.counts, DType::kFloat32, at);  // [p e]
+  Tensor counts = cast(router.chosen, DType::kFloat32, at);  // [p e]
   result.loss = RouterLoss(router, scale(counts, 1 / std::max(1.0, choices), at), o, at);
   // Whole numbers, whose sums are the same in every order.
-  Tensor total = cast(sum(router.routes.counts, {0}, false, at), DType::kFloat32, at);
+  Tensor total = cast(sum(router.chosen, {0}, false, at), DType::kFloat32, at);
   result.load = scale(total, 1 / std::max(1.0, all), at);
-  const double room = static_cast<double>(router.routes.slots.shape()[2]);
-  Tensor beyond = sum(relu(shift(counts, -room, at), at), {}, false, at);
+  if (router.ranks > 0)
+    counts =
+        sum(reshape(counts, {counts.shape()[0], router.ranks, o.experts / router.ranks}, at), {2}, false, at);
+  Tensor beyond = sum(relu(shift(counts, -static_cast<double>(router.room), at), at), {}, false, at);
   result.dropped = scale(beyond, 1 / std::max(1.0, all), at);
   s.Output("load", result.load, at);
   s.Output("load_max", scale(max(result.load, {}, false, at), static_cast<double>(o.experts), at), at);
   s.Output("dropped", result.dropped, at);
+  const int64_t ranks = RanksOf(s.mesh(), o);
+  if (ranks > 1 && o.experts % ranks == 0) {
+    Tensor of_ranks = sum(reshape(result.load, {ranks, o.experts / ranks}, at), {1}, false, at);
+    s.Output("rank_load_max", scale(max(of_ranks, {}, false, at), static_cast<double>(ranks), at), at);
+  }
+  // What has the room, an expert or a rank, and its even share of a pool.
+  const double share = choices / static_cast<double>(router.ranks > 0 ? router.ranks : o.experts);
+  s.Output(router.ranks > 0 ? "room" : "capacity",
+           scale(max(counts, {}, false, at), 1 / std::max(1e-9, share), at), at);
   if (o.bias_balance > 0) {
     Tensor bias = s.State("balance_bias", {o.experts}, Zeros(), {}, at);
     Tensor less = sign(shift(neg(total, at), all / static_cast<double>(o.experts), at), at);

@@ -12,7 +12,7 @@ namespace oneflow_like::nn {
 
 // "tp:S1" on a mesh that has such an axis, else nothing.
 inline Annotation CutBy(const Scope& s, const std::string& axis, int tensor_axis) {
-  if (axis.empty() || s.mesh().FindAxis(axis) < 0) return {};
+  if (axis.empty() || s.mesh().FindAxes(axis).empty()) return {};
   return {{axis, S(tensor_axis)}};
 }
 

@@ -26,6 +26,9 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     Fail("ModelOptions::zero: stage is ", options.zero.stage, ", must be 1, 2 or 3");
   CheckRange("ModelOptions::zero: prefetch", options.zero.prefetch, 0, 1000);
   CheckRange<int64_t>("ModelOptions::zero: small", options.zero.small, 0, INT64_MAX);
+  CheckRange("ModelOptions::offload: optimizer", options.offload.optimizer, 0.0, 1.0);
+  CheckRange("ModelOptions::offload: prefetch", options.offload.prefetch, 0, 1000);
+  CheckRange<int64_t>("ModelOptions::offload: small", options.offload.small, 0, INT64_MAX);
   CheckRange("ModelOptions::link: bandwidth", options.link.bandwidth, 0.0, 1e15);
   CheckRange<int64_t>("ModelOptions::zero: bucket_bytes", options.zero.bucket_bytes, 0, INT64_MAX);
   machine = MachineOf(this->mesh);
@@ -39,7 +42,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     devices_of_node = machine.threads > 0 ? machine.topology.links[0].devices : 1;
     device_bytes = static_cast<int64_t>(machine.memory_bytes);
   }
-  if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
+  if (!options.zero.axis.empty()) zero_axes = this->mesh.AxesOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))
       Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
@@ -167,19 +170,18 @@ FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& s
                          const Annotation& annotation, const std::vector<int>& stage) {
   FixedSbp fixed;
   for (const auto& [name, sbp] : annotation) {
-    int axis = mesh.AxisOrFail(name, who);
-    if (fixed.count(1 + axis)) Fail(who, ": mesh axis ", name, " is annotated twice");
-    if (!stage.empty() && stage[axis] != Slice::kFree)
-      Fail(who, ": mesh axis ", name, " is the pipeline axis here and cannot also cut the tensor");
+    const MeshAxes axes = mesh.AxesOrFail(name, who);
+    for (int axis : axes) {
+      if (fixed.count(1 + axis)) Fail(who, ": mesh axis ", mesh.axis_name(axis), " is annotated twice");
+      if (!stage.empty() && stage[axis] != Slice::kFree)
+        Fail(who, ": mesh axis ", mesh.axis_name(axis),
+             " is the pipeline axis here and cannot also cut the tensor");
+    }
     if (sbp.is_split() && sbp.grain < 1)
       Fail(who, ": ", name, ":S", sbp.axis, " has the grain ", sbp.grain, ", must be at least 1");
     if (sbp.is_split() && (sbp.axis < 0 || sbp.axis >= shape.rank()))
       Fail(who, ": ", name, ":", sbp.str(), " cuts axis ", sbp.axis, " but the shape is ", shape.str());
-    for (const auto& [other, earlier] : fixed)
-      if (sbp.is_split() && earlier.is_split() && earlier.axis == sbp.axis)
-        Fail(who, ": tensor axis ", sbp.axis, " is cut twice, by mesh axes ", mesh.axis_name(other - 1),
-             " and ", name, "; cut another axis, or merge the mesh axes");
-    fixed[1 + axis] = sbp;
+    for (int axis : axes) fixed[1 + axis] = sbp;
   }
   return fixed;
 }
@@ -268,6 +270,12 @@ Scope Scope::Stage(const std::string& axis, int index, Here at) const {
   return s;
 }
 
+Scope Scope::Everywhere(const std::string& axis, Here at) const {
+  Scope s = *this;
+  s.stage_[mesh().AxisOrFail(axis, Who("everywhere", axis, at))] = kEverywhere;
+  return s;
+}
+
 const Scope& Scope::Region(std::optional<Recompute> recompute, Here at) const {
   const std::string who = Who("region", path_, at);
   if (path_.empty()) Fail(who, ": the root scope is no region; name a scope below it");
@@ -330,7 +338,7 @@ Graph::Place GraphOfModel::PlaceOf(const std::vector<Tensor>& in) {
   // An operator without operands has the stage of its readers.
   for (int a = 0; here && !in.empty() && a < mesh().rank(); ++a) {
     if (here->stage[a] == Slice::kFree) continue;
-    place.slice.fixed[a] = here->stage[a];
+    place.slice.fixed[a] = here->stage[a] == Scope::kEverywhere ? Slice::kFree : here->stage[a];
     place.placed = true;
     standing[num_nodes()] = here->stage;
   }

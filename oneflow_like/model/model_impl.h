@@ -98,6 +98,7 @@ struct ModelVariable {
   std::string origin;     // where its values were loaded from; empty: from nowhere
   bool compared = false;  // before its first step, with its copies in other processes
   bool state = false;     // of Scope::State
+  bool on_host = false;   // a session that was made has it there
   Attrs said;             // options of `node` as code said them, before patterns overrode them
   VariableCut left_out;   // an annotation in code that AutoCuts::kAll does not follow
 };
@@ -118,6 +119,8 @@ class SessionObserver;  // oneflow_like/session/observer.h
 class SaveUnderWay {
  public:
   virtual ~SaveUnderWay() = default;  // stops, complete or not
+  // Waits until steps may be launched on devices with memory of their own.
+  virtual void WaitBegun() = 0;
   // Waits until code other than steps may change variables.
   virtual void WaitCopied() = 0;
 };
@@ -154,7 +157,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int devices_of_node = 0;  // there, without a job: so many, neighbours, reach each other's memory; 0: all
   WantedAlgorithms algorithms;
   int64_t device_bytes = 0;  // memory of one of its devices, where a topology file says it; 0: unknown
-  int zero_axis = -1;
+  MeshAxes zero_axes;
   GraphOfModel graph;  // the model's own
   std::map<std::string, ModelVariable> variables;
   std::set<size_t> matched_patterns;          // of options.weights

@@ -6,6 +6,8 @@
 
 #include "oneflow_like/model/layer.h"
 #include "oneflow_like/model/limits.h"
+#include "ops/language/calls.h"
+#include "ops/language/losses.h"
 #include "ops/language/numbers.h"
 
 namespace oneflow_like::nn {
@@ -216,8 +218,11 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
     v = IntoCache(s, v, "_v", *o.cache, o.tp, at);
     options.key_positions = o.cache->slot_positions;
   }
-  auto cut_by = [&](int64_t axis, Tensor y) {
-    return o.ulysses.empty() ? y : annotate(y, {{o.ulysses, S(static_cast<int>(axis))}}, at);
+  // Along the sequence (1) or by heads (2); gradients come as what they belong to came.
+  auto cut_by = [&](int axis, Tensor y) {
+    return o.ulysses.empty()
+               ? y
+               : annotate(y, {{o.ulysses, S(axis)}}, {.gradient = {{o.ulysses, S(3 - axis)}}}, at);
   };
   if (!o.ulysses.empty()) s.mesh().AxisOrFail(o.ulysses, who + ": ulysses");
   Tensor mixed = attention(cut_by(2, q), cut_by(2, k), cut_by(2, v), options, at);
@@ -276,7 +281,7 @@ Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at)
   auto norm = [&](const char* name, Tensor y) {
     return o.rms_norm ? RmsNorm(s / name, y, o.norm_eps, at) : LayerNorm(s / name, y, o.norm_eps, at);
   };
-  if (!o.sequence.empty()) s.mesh().AxisOrFail(o.sequence, layer.who + ": sequence");
+  if (!o.sequence.empty()) s.mesh().AxesOrFail(o.sequence, layer.who + ": sequence");
   auto held = [&](Tensor y) { return o.sequence.empty() ? y : annotate(y, {{o.sequence, S(1)}}, at); };
   x = held(x);
   auto attend = [&](Tensor y) { return Attention(s / "attention", y, o.attention, {}, at); };
@@ -317,6 +322,14 @@ HostTensor Ints(const std::vector<int32_t>& values) {
 }
 
 }  // namespace
+
+Tensor HeadLoss(Tensor x, Tensor table, Tensor targets, int64_t tile, Here at) {
+  at = at.In("HeadLoss");
+  if (tile != 0) return linear_cross_entropy(x, table, targets, {}, tile, at);
+  NormalAxis("HeadLoss", -1, x, at);
+  const std::string rows = std::string("acdefbs").substr(8 - x.shape().rank());
+  return cross_entropy(einsum(Cat(rows, "w,vw->", rows, "v"), x, table, at), targets, at);
+}
 
 DealtSequence::DealtSequence(Scope s, int64_t length, const std::string& axis, Here at)
     : axis_(axis), length_(length) {

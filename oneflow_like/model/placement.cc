@@ -6,6 +6,8 @@
 
 #include "actor/device_collectives.h"
 #include "actor/net/talk/job.h"
+#include "core/device/communicators.h"
+#include "core/device/library_memory.h"
 #include "core/plan/plan_values.h"
 #include "core/system/cores.h"
 
@@ -18,16 +20,29 @@ int RanksOfProcess(const ModelImpl& model) {
   return model.graph.mesh().size() / (job ? job->processes() : 1);
 }
 
+// Devices of each host, as far as they are known.
+int64_t GivenDevices(const ModelImpl& model) {
+  if (!model.options.devices.empty()) return static_cast<int64_t>(model.options.devices.size());
+  return model.backend ? model.backend->device_count() : model.graph.mesh().size();
+}
+
 // The same for ranks on one device; empty: the host.
 std::string HardwareOf(const ModelImpl& model, int rank) {
   const std::string kind = model.graph.mesh().KindOf(rank);
   if (kind == "cpu") return "";
   const Job* job = model.options.job.get();
   const std::string host = job ? job->peers()[rank / RanksOfProcess(model)].host_key : "here";
-  const int64_t given = !model.options.devices.empty() ? static_cast<int64_t>(model.options.devices.size())
-                        : model.backend                ? model.backend->device_count()
-                                                       : model.graph.mesh().size();
-  return Cat(host, " ", DeviceOf(model, rank, given));
+  return Cat(host, " ", DeviceOf(model, rank, GivenDevices(model)));
+}
+
+// The ranks of a rank's process that are on its device, with itself.
+int RanksBeside(const ModelImpl& model, int rank) {
+  const int hosted = RanksOfProcess(model), first = rank / hosted * hosted;
+  if (hosted <= GivenDevices(model) && !model.options.job) return 1;
+  const std::string device = HardwareOf(model, rank);
+  int count = 0;
+  for (int r = first; r < first + hosted; ++r) count += HardwareOf(model, r) == device;
+  return count;
 }
 
 // As device_collectives.h chooses when it has seen the devices, which reach each other here.
@@ -42,6 +57,19 @@ GroupWay WayOf(const ModelImpl& model, const plan::Collective& collective) {
   const bool own = static_cast<int>(hardware.size()) == collective.rank_size();
   if (own && !ChooseLibraryWork(collective).empty()) return GroupWay::kLibrary;
   return processes.size() == 1 ? GroupWay::kEvents : GroupWay::kStaged;
+}
+
+// Bytes of a rank's communicators, and how many there are with memory of their own.
+std::pair<int64_t, int> CommunicatorsOf(const std::set<std::vector<int>>& sets, const plan::Plan& plan) {
+  const auto links = std::count_if(plan.stream().begin(), plan.stream().end(),
+                                   [](const plan::Stream& s) { return s.kind() == plan::LINK; });
+  const int at_once = std::max(1, static_cast<int>(links));
+  std::vector<std::vector<int>> groups(sets.begin(), sets.end());
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  int count = 0;
+  for (size_t g = 0; g < groups.size(); ++g) count += ParentOf(groups, g) == g || !SharesMemory(at_once);
+  return {count * BytesOfCommunicator(at_once), count};
 }
 
 }  // namespace
@@ -80,6 +108,7 @@ int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given) {
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) {
   MemoryBesides besides;
   std::map<int, std::pair<int64_t, std::string>> packing;  // by stream, and of which collective
+  std::set<std::vector<int>> groups;                       // of the library, by their ranks
   for (const plan::Actor& actor : plan.actor()) {
     const bool moves = !actor.feed().empty() || !actor.fetch().empty();
     if ((!moves && !actor.has_collective()) || actor.kernel_size() != 1) continue;
@@ -90,8 +119,11 @@ MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) 
         besides.host += std::max<int64_t>(1, arg.elements() * static_cast<int64_t>(SizeOf(arg.dtype)));
       continue;
     }
-    const GroupMemory memory = MemoryOfMember(
-        actor.collective(), args.empty() ? DType::kFloat32 : args[0].dtype, WayOf(model, actor.collective()));
+    const GroupWay way = WayOf(model, actor.collective());
+    const GroupMemory memory =
+        MemoryOfMember(actor.collective(), args.empty() ? DType::kFloat32 : args[0].dtype, way);
+    if (way == GroupWay::kLibrary)
+      groups.insert({actor.collective().rank().begin(), actor.collective().rank().end()});
     besides.host += memory.host;
     auto& [most, of] = packing[actor.stream()];
     if (memory.device > most) most = memory.device, of = actor.name();
@@ -101,6 +133,18 @@ MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) 
     besides.device += bytes;
     if (bytes > 0) besides.consumers.push_back({Cat("packing of collectives, most for ", of), bytes});
   }
+  if (plan.device_kind() == "cuda") {
+    const LibraryMemory memory = LibraryMemoryHere();
+    besides.libraries = memory.bytes / RanksBeside(model, plan.rank());
+    besides.device += besides.libraries;
+    besides.consumers.push_back({Cat("code of CUDA's libraries in a process, ",
+                                     memory.measured ? "as an earlier run took" : "an estimate"),
+                                 besides.libraries});
+  }
+  const auto [bytes, count] = CommunicatorsOf(groups, plan);
+  besides.communicators = bytes;
+  besides.device += bytes;
+  if (bytes > 0) besides.consumers.push_back({Cat("communicators of NCCL, at most, ", count), bytes});
   return besides;
 }
 

@@ -25,8 +25,12 @@ int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given);
 // For a rank on a device other than the host. If devices have not been opened and are not named, each rank is
 // assumed to have one of its own.
 struct MemoryBesides {
-  int64_t device = 0;  // in which groups pack, as much for each stream as one of its groups needs at most
-  int64_t host = 0;    // copied to and from by the device: inputs, outputs, groups that meet on the host
+  // In which groups pack, as much for each stream as one of its groups needs at most; of libraries and of
+  // communicators.
+  int64_t device = 0;
+  int64_t libraries = 0;      // of `device`: the rank's part of what its process takes (library_memory.h)
+  int64_t communicators = 0;  // of `device`: of the library's groups, at most
+  int64_t host = 0;  // copied to and from by the device: inputs, outputs, groups that meet on the host
   std::vector<std::pair<std::string, int64_t>> consumers;  // of `device`
 };
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan);

@@ -53,6 +53,7 @@ class TopologyFile {
 
   void ReadFact(const std::string& key) {
     if (key == "level") return ReadLevel();
+    if (key == "host") return ReadHost();
     if (key == "collective") return ReadCollective();
     if (key == "kernel") return ReadKernel();
     if (!known_.insert(key).second) Refuse(key, " is given a second time");
@@ -78,7 +79,7 @@ class TopologyFile {
       Refuse(key, " is a fact of earlier versions, as threads now share cores evenly; remove the line, or ",
              "calibrate again");
     } else {
-      std::string all = "device, threads, level, collective, kernel";
+      std::string all = "device, threads, level, host, collective, kernel";
       for (const auto& [name, where] : numbers) all += ", " + name;
       Refuse("'", key, "' is not known here; facts are ", all);
     }
@@ -119,6 +120,22 @@ class TopologyFile {
              links.back().devices, " of the level inside");
     links.push_back(link);
     machine_.shared.push_back(shared);
+  }
+
+  // host latency S bandwidth B
+  void ReadHost() {
+    if (machine_.host.known) Refuse("host is given a second time");
+    HostLink host{.latency = -1, .bandwidth = -1, .known = true};
+    for (std::string word; words_ >> word;) {
+      if (word != "latency" && word != "bandwidth")
+        Refuse("'", word, "' is not known of host; write host latency SECONDS bandwidth BYTES_PER_SECOND");
+      if (word == "latency")
+        host.latency = Number("latency of host", 0, 1e3);
+      else
+        host.bandwidth = Number("bandwidth of host", kSmallest, kLargest);
+    }
+    if (host.latency < 0 || host.bandwidth < 0) Refuse("host needs latency and bandwidth");
+    machine_.host = host;
   }
 
   // collective NAME members N per_unit K BYTES:SECONDS BYTES:SECONDS ...
@@ -262,6 +279,9 @@ std::string TopologyText(const Machine& machine) {
   fact("process_message", machine.process_message);
   fact("process_work", machine.process_work);
   if (machine.cache_bytes > 0) fact("cache_bytes", machine.cache_bytes);
+  if (machine.host.known)
+    text << "host latency " << number(machine.host.latency) << " bandwidth " << number(machine.host.bandwidth)
+         << "\n";
   for (size_t l = 0; l < machine.topology.links.size(); ++l) {
     const Topology::Link& link = machine.topology.links[l];
     text << "level " << (l == 0 ? "inside" : Cat("outside", l)) << " devices " << link.devices << " latency "

@@ -181,11 +181,12 @@ ModelVariable& ModelImpl::Require(const std::string& name) {
   Graph alone(&catalog, mesh);
   Node node = variable.node;
   node.phase = Phase::kForward;  // of state it is the update's, and there is none here
+  if (variable.on_host) node.attrs.Set(kOnHost, int64_t{1});
   alone.AddRaw(node, {{name, variable.dtype, variable.shape}});
   CompileOptions compile;
   compile.name = "variables";
   compile.seed = options.seed;
-  compile.zero_axis = zero_axis;
+  compile.zero_axes = zero_axes;
   const Compiled compiled = Compile(std::move(alone), compile);
   for (const RankPlan& made : PlansOf(compiled, store->ranks())) Prepare(made.plan);
   variable.layout = compiled.graph.LayoutOf(0);

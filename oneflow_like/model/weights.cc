@@ -183,10 +183,11 @@ std::string OptionText(const std::string& option, double value) {
 // `there` is what a message calls the first.
 void CheckStage(const ModelImpl& model, const std::string& who, const std::string& there,
                 const ModelVariable& first, const ModelVariable& now) {
+  const bool everywhere = now.node.slice == WholeMesh(model.mesh);
   for (int a = 0; now.node.placed && a < model.mesh.rank(); ++a) {
     const int stage = now.node.slice.fixed[a],
               said = first.node.placed ? first.node.slice.fixed[a] : Slice::kFree;
-    if (stage != Slice::kFree && stage != said)
+    if (stage != said && (stage != Slice::kFree || everywhere))
       Fail(who, ": it is ", StageText(model.mesh, a, stage), " but ", there, " is ",
            StageText(model.mesh, a, said), "; move its value there with to_stage");
   }
@@ -253,7 +254,8 @@ void CheckSameWeight(const ModelImpl& model, const std::string& who, const Model
   }
   for (const auto& [entry, sbp] : now.node.fixed) {
     auto said = first.node.fixed.find(entry);
-    const bool copied = said == first.node.fixed.end() && sbp.is_broadcast() && entry - 1 != model.zero_axis;
+    const bool copied =
+        said == first.node.fixed.end() && sbp.is_broadcast() && !HasAxis(model.zero_axes, entry - 1);
     if (copied || (said != first.node.fixed.end() && said->second == sbp)) continue;
     Fail(who, ": it is annotated ", EntryText(model.mesh, entry, sbp), " but ", there, " is ",
          said == first.node.fixed.end() ? Cat("not annotated along ", model.mesh.axis_name(entry - 1))
@@ -264,10 +266,21 @@ void CheckSameWeight(const ModelImpl& model, const std::string& who, const Model
 }
 
 // Leaves out of `cuts` the mesh axes that `others` name.
-void LeaveOut(const Annotation& others, Annotation* cuts) {
-  std::erase_if(*cuts, [&](const auto& cut) {
-    return std::any_of(others.begin(), others.end(), [&](const auto& o) { return o.first == cut.first; });
-  });
+void LeaveOut(const Mesh& mesh, const Annotation& others, Annotation* cuts) {
+  MeshAxes named;
+  for (const auto& [name, sbp] : others)
+    for (int axis : mesh.FindAxes(name)) named.push_back(axis);
+  Annotation left;
+  for (const auto& cut : *cuts) {
+    const MeshAxes axes = mesh.FindAxes(cut.first);
+    if (std::none_of(axes.begin(), axes.end(), [&](int axis) { return HasAxis(named, axis); })) {
+      left.push_back(cut);
+      continue;
+    }
+    for (int axis : axes)
+      if (!HasAxis(named, axis)) left.push_back({mesh.axis_name(axis), cut.second});
+  }
+  *cuts = std::move(left);
 }
 
 // The options of a request, and over them those of the patterns that match.
@@ -278,11 +291,11 @@ WeightOptions WithPatterns(ModelImpl* model, const std::string& path, WeightOpti
     model->matched_patterns.insert(i);
     if (!says.sbp.empty()) {
       options.sbp = says.sbp;
-      LeaveOut(says.sbp, &options.stored);
+      LeaveOut(model->mesh, says.sbp, &options.stored);
     }
     if (!says.stored.empty()) {
       options.stored = says.stored;
-      if (says.sbp.empty()) LeaveOut(says.stored, &options.sbp);
+      if (says.sbp.empty()) LeaveOut(model->mesh, says.stored, &options.sbp);
     }
     if (says.trainable) options.trainable = says.trainable;
     if (says.decay) options.decay = says.decay;
@@ -328,12 +341,14 @@ Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, c
   node.name = path;
   node.line = SourceLine(at);
   node.slice.fixed = stage;
+  std::replace(node.slice.fixed.begin(), node.slice.fixed.end(), Scope::kEverywhere, Slice::kFree);
   node.placed = std::any_of(stage.begin(), stage.end(), [](int c) { return c != Slice::kFree; });
   Annotation all = options.sbp;
   all.insert(all.end(), options.stored.begin(), options.stored.end());
-  node.fixed = CheckAnnotation(mesh(), who, shape, all, stage);
+  node.fixed = CheckAnnotation(mesh(), who, shape, all, node.slice.fixed);
   CheckNotPartial(mesh(), who, node.fixed);
-  for (const auto& [axis, sbp] : options.stored) node.stored.insert(1 + mesh().AxisOrFail(axis, who));
+  for (const auto& [name, sbp] : options.stored)
+    for (int axis : mesh().AxesOrFail(name, who)) node.stored.insert(1 + axis);
   const int64_t key = DrawKey(path);
   node.attrs.Set("key", key);
   if (init.kind == Initializer::Kind::kTensor) made.initial = *init.tensor;
@@ -395,8 +410,9 @@ Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializ
       graph_->Variable(who, name.empty() ? name : full, shape, dtype, init, options, wanted, stage_, at);
   if (left_out) {
     VariableCut& cut = graph_->model->variables.at(full).left_out;
-    cut.fixed = CheckAnnotation(graph_->mesh(), who, shape, wanted.sbp, stage_);
-    for (const auto& [entry, sbp] : CheckAnnotation(graph_->mesh(), who, shape, wanted.stored, stage_)) {
+    const std::vector<int> stage = graph_->model->variables.at(full).node.slice.fixed;
+    cut.fixed = CheckAnnotation(graph_->mesh(), who, shape, wanted.sbp, stage);
+    for (const auto& [entry, sbp] : CheckAnnotation(graph_->mesh(), who, shape, wanted.stored, stage)) {
       cut.fixed[entry] = sbp;
       cut.stored.insert(entry);
     }

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <set>
 
 #include "compiler/compile.h"
 #include "compiler/plan/schedule.h"
 #include "compiler/search/cut_layers.h"
+#include "core/device/communicators.h"
 
 namespace oneflow_like {
 namespace {
@@ -22,11 +24,42 @@ Mesh MeshInOrder(const PlanCandidate& c, const std::vector<std::string>& order) 
   return Mesh(c.mesh.kind(), axes);
 }
 
-// Devices between neighbours along an axis.
+// Devices between neighbours along an axis, the innermost of several.
 int Stride(const Mesh& mesh, const std::string& axis) {
   int stride = 1;
-  for (int a = mesh.AxisOrFail(axis, "a plan") + 1; a < mesh.rank(); ++a) stride *= mesh.axis_size(a);
+  for (int a = mesh.AxesOrFail(axis, "a plan").back() + 1; a < mesh.rank(); ++a) stride *= mesh.axis_size(a);
   return stride;
+}
+
+// The ranks that ZeRO cuts variables over, and how often these are there.
+int ShardsOf(const PlanCandidate& c) { return c.zero > 0 ? c.extent(c.zero_axis) : 1; }
+int ReplicasOf(const PlanCandidate& c) { return c.extent("dp") / ShardsOf(c); }
+
+// The candidate with ZeRO over as many of its dp ranks as links of one level join; nothing where these are
+// all of them, or each alone.
+std::vector<PlanCandidate> InShards(const PlanCandidate& c, const Topology& topology) {
+  std::vector<PlanCandidate> all;
+  const int dp = c.extent("dp"), stride = Stride(c.mesh, "dp");
+  for (const Topology::Link& link : topology.links) {
+    if (c.zero == 0 || link.devices == 0) break;
+    if (link.devices % stride != 0) continue;
+    const int shards = std::gcd(dp, static_cast<int>(link.devices / stride));
+    if (shards == 1 || shards == dp) continue;
+    if (!all.empty() && all.back().extent("shard") == shards) continue;
+    Mesh::Axes axes;
+    for (int a = 0; a < c.mesh.rank(); ++a) {
+      if (c.mesh.axis_name(a) != "dp") {
+        axes.push_back({c.mesh.axis_name(a), c.mesh.axis_size(a)});
+        continue;
+      }
+      axes.push_back({"replica", dp / shards});
+      axes.push_back({"shard", shards});
+    }
+    all.push_back(c);
+    all.back().mesh = Mesh(c.mesh.kind(), axes, {}, {{"dp", "replica*shard"}});
+    all.back().zero_axis = "shard";
+  }
+  return all;
 }
 
 double MessagesOf(const Machine& machine, const PartOfModel& part, int which, int members, int stride,
@@ -228,31 +261,34 @@ double PlanEstimator::Seconds(double bytes, const Sbp& from, const Sbp& to, int 
 }
 
 // What dp ranks exchange in a step that no computing hides: gradients, and weights that ZeRO has cut.
-double PlanEstimator::Exchange(const PlanCandidate& c, const Stage& stage, int stride) {
-  const int dp = c.extent("dp");
-  if (dp == 1) return 0;
+double PlanEstimator::Exchange(const PlanCandidate& c, const Stage& stage) {
+  if (c.extent("dp") == 1) return 0;
+  const int shards = ShardsOf(c), replicas = ReplicasOf(c), stride = Stride(c.mesh, "dp");
   const double read = stage.narrow > 0 ? stage.narrow : stage.weights;
   // From stage 2 on messages are of one layer.
   const double parts = c.zero >= 2 ? std::max(1.0, stage.layers) : 1;
-  const auto sum = [&](const Sbp& to) {
-    return parts * Seconds(stage.gradients / parts, P(), to, dp, stride);
-  };
-  const double gather = c.zero > 0 ? parts * Seconds(read / parts, S(0), B(), dp, stride) : 0;
+  const double scatter =
+      shards == 1 ? 0 : parts * Seconds(stage.gradients / parts, P(), S(0), shards, stride);
+  // Between copies of a shard, once a step.
+  const double between =
+      replicas == 1 ? 0
+                    : parts * Seconds(stage.gradients / shards / parts, P(), B(), replicas, stride * shards);
+  const double gather = c.zero > 0 ? parts * Seconds(read / parts, S(0), B(), shards, stride) : 0;
   const double work = stage.forward + stage.backward;
   constexpr double kHidden = 0.5;  // of a micro-batch's backward pass, behind which its sums can be
   if (c.zero < 2) {
-    const double sums = sum(c.zero == 0 ? B() : S(0));
+    const double sums = scatter + between;
     return std::max(0.1 * sums, sums - kHidden * stage.backward) + gather;
   }
-  const double scatter = sum(S(0));
-  if (c.zero == 2) return c.micro_batches * std::max(0.1 * scatter, scatter - kHidden * work) + gather;
-  return c.micro_batches * std::max(0.1 * (scatter + 2 * gather), scatter + 2 * gather - work);
+  const double last = std::max(0.1 * between, between - kHidden * stage.backward);
+  if (c.zero == 2) return c.micro_batches * std::max(0.1 * scatter, scatter - kHidden * work) + gather + last;
+  return c.micro_batches * std::max(0.1 * (scatter + 2 * gather), scatter + 2 * gather - work) + last;
 }
 
 // The part of its gradients that a stage holds whole, as they are computed faster than they are summed and
 // cut.
 double PlanEstimator::Whole(const PlanCandidate& c, const Stage& stage) {
-  const double sums = Seconds(stage.gradients, P(), S(0), c.extent("dp"), Stride(c.mesh, "dp"));
+  const double sums = Seconds(stage.gradients, P(), S(0), ShardsOf(c), Stride(c.mesh, "dp"));
   return sums > stage.backward ? 1 - stage.backward / sums : 0;
 }
 
@@ -268,18 +304,45 @@ const std::vector<double>& PlanEstimator::Kept(const PlanCandidate& c) {
   return at->second;
 }
 
+namespace {
+
+// Of NCCL's communicators of a device of a stage: one for each set of axes that communicates in a stage, one
+// with each stage to which it is linked, and where stages have several devices a second one with those that
+// activations or a table go to. The first stage counts the updates for all others.
+double BytesOfCommunicators(const PlanCandidate& c, int stage) {
+  if (c.mesh.kind() != "cuda") return 0;
+  const int pp = c.extent("pp"), tp = c.extent("tp") > 1, dp = c.extent("dp") > 1;
+  std::set<int> linked = {0}, twice = {stage - 1, stage + 1};
+  for (int s = 1; s < pp && stage == 0; ++s) linked.insert(s);
+  if (stage == 0) twice.insert(pp - 1);
+  if (stage == pp - 1) twice.insert(0);
+  linked.insert(twice.begin(), twice.end());
+  for (std::set<int>* some : {&linked, &twice})
+    std::erase_if(*some, [&](int s) { return s < 0 || s >= pp || s == stage; });
+  const bool all = tp + dp == 2 && pp > 1;
+  const auto count = tp +
+                     (dp == 0                  ? 0
+                      : c.zero_axis == "shard" ? 3
+                                               : 1) +
+                     (all ? 1 : 0) + std::ssize(linked) + (tp + dp > 0 ? std::ssize(twice) : 0);
+  const int at_once = all ? 4 : std::max(1, tp + dp + (pp > 1 ? 1 : 0));  // link streams
+  return static_cast<double>(count * BytesOfCommunicator(at_once));
+}
+
+}  // namespace
+
 double PlanEstimator::Bytes(const PlanCandidate& c, const std::vector<Stage>& stages,
                             const ModelParts& parts) {
-  const int dp = c.extent("dp"), pp = c.extent("pp");
+  const int shards = ShardsOf(c), pp = c.extent("pp");
   const std::vector<double>& kept = Kept(c);
   // Stage 3 of ZeRO gathers a block, and the next one ahead.
   const double blocks = std::accumulate(parts.blocks.begin(), parts.blocks.end(), 0.0) / pp;
   double most = 0;
   for (int s = 0; s < pp; ++s) {
     const Stage& stage = stages[s];
-    const double cut = c.zero > 0 ? dp : 1;
-    double bytes = (stage.weights + stage.state) / cut + parts.besides, in_arenas = parts.working;
-    bytes += c.zero >= 2 ? Whole(c, stage) * stage.gradients + stage.gradients / dp : stage.gradients;
+    double bytes = (stage.weights + stage.state) / shards + parts.besides, in_arenas = parts.working;
+    bytes += BytesOfCommunicators(c, s);
+    bytes += c.zero >= 2 ? Whole(c, stage) * stage.gradients + stage.gradients / shards : stage.gradients;
     const double gathered = stage.narrow > 0 ? stage.narrow : c.zero > 0 ? stage.weights : 0;
     bytes += c.zero == 3 ? std::min(1.0, 3 / std::max(1.0, blocks)) * gathered : gathered;
     in_arenas += kept[s] * stage.stash;
@@ -300,8 +363,8 @@ PlanTrial PlanEstimator::EstimateOn(const PlanCandidate& c, Measured* measured, 
     const auto work = [&](size_t i) { return stages[i].forward + stages[i].backward; };
     if (work(s) > work(slowest)) slowest = s;
     all += work(s);
-    exchange = std::max(exchange, Exchange(c, stages[s], Stride(c.mesh, "dp")));
-    update = std::max(update, stages[s].update / (c.zero > 0 ? c.extent("dp") : 1));
+    exchange = std::max(exchange, Exchange(c, stages[s]));
+    update = std::max(update, stages[s].update / ShardsOf(c));
   }
   const Stage& busiest = stages[slowest];
   const double one = busiest.forward + busiest.backward;
@@ -354,6 +417,13 @@ std::vector<PlanTrial> PlanEstimator::Estimate(const PlanCandidate& candidate) {
   const int nearest = Stride(trials.front().plan.mesh, "tp");
   std::erase_if(trials,
                 [&](const PlanTrial& t) { return t.seconds > most || Stride(t.plan.mesh, "tp") > nearest; });
+  // In parts of dp a plan keeps more, and is worth a look where it is faster for that.
+  const std::vector<PlanTrial> whole = trials;
+  for (const PlanTrial& trial : whole)
+    for (const PlanCandidate& c : InShards(trial.plan, machine_.topology)) {
+      PlanTrial faster = EstimateOn(c, &at->second, parts);
+      if (faster.seconds < trial.seconds) trials.push_back(std::move(faster));
+    }
   return trials;
 }
 

@@ -55,7 +55,7 @@ class PlanEstimator {
                               int stride);
   const std::vector<int64_t>& Division(const PlanCandidate& c, const ModelParts& parts, size_t stack);
   PlanTrial EstimateOn(const PlanCandidate& c, Measured* measured, const ModelParts& parts);
-  double Exchange(const PlanCandidate& c, const Stage& stage, int stride);
+  double Exchange(const PlanCandidate& c, const Stage& stage);
   double Bytes(const PlanCandidate& c, const std::vector<Stage>& stages, const ModelParts& parts);
   double Whole(const PlanCandidate& c, const Stage& stage);
   const std::vector<double>& Kept(const PlanCandidate& c);

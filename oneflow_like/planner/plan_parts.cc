@@ -42,8 +42,10 @@ class PartsOfPlan {
     for (size_t k = 0; k < parts_.block.size(); ++k)
       Divide(&parts_.block[k], static_cast<double>(session_.model->graph.stacks[k].blocks.size()));
     parts_.plan_hash = HashOf(made_.plan);
-    if (made_.plan.device_kind() == "cuda")
-      parts_.besides = static_cast<double>(SummaryOf(session_, 0).library_bytes);
+    if (made_.plan.device_kind() == "cuda") {
+      const RankSummary summary = SummaryOf(session_, 0);  // whose communicators are of another mesh
+      parts_.besides = static_cast<double>(summary.library_bytes - summary.communicator_bytes);
+    }
     return std::move(parts_);
   }
 
@@ -112,7 +114,7 @@ class PartsOfPlan {
     if (at == by_name_.end()) return;
     const Node& node = graph_.node(at->second);
     if (node.phase == Phase::kUpdate) return;
-    for (size_t i = 0; i < node.in.size(); ++i) {
+    for (size_t i = 0; i < node.out.size(); ++i) {
       const NdSbp &from = graph_.value(node.in[i]).sbp, &to = graph_.value(node.out[i]).sbp;
       bool others = false;
       for (size_t e = 0; e < from.size(); ++e)
@@ -143,7 +145,7 @@ class PartsOfPlan {
       const std::string weight = slash == std::string::npos ? v.name() : v.name().substr(slash + 1);
       PartOfModel* part = PartOf(weight);
       const bool is_weight = purposes.at(v.name()) == Purpose::kWeights;
-      (is_weight ? part->weights : part->state) += bytes;
+      if (!IsOnHost(v)) (is_weight ? part->weights : part->state) += bytes;
       if (is_weight && written.count(v.name())) part->gradients += bytes;
     }
   }
@@ -176,10 +178,9 @@ class PartsOfPlan {
     for (auto [buffer, bytes] : made_.at_peak)
       if (buffer == kScratch || purposes[buffer] == Purpose::kOther)
         parts_.working += static_cast<double>(bytes);
-    double held = 0, arenas = 0;
+    double held = 0;
     for (auto [_, bytes] : made_.at_peak) held += static_cast<double>(bytes);
-    for (const plan::Arena& arena : made_.plan.arena()) arenas += static_cast<double>(arena.bytes());
-    if (held > 0) parts_.gaps = std::max(1.0, arenas / held);
+    if (held > 0) parts_.gaps = std::max(1.0, static_cast<double>(ArenaBytes(made_.plan)) / held);
   }
 
   // What a block gives to the next one.

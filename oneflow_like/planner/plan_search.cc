@@ -127,6 +127,47 @@ void TrySmallest(TrialPool* pool_of, size_t compiled) {
   }
 }
 
+// A candidate, whatever is computed again and cut.
+std::string KeyOf(PlanCandidate candidate) {
+  candidate.logits_tile = 0;
+  candidate.recompute = Recompute::kNone;
+  candidate.cuts = {};
+  return candidate.str();
+}
+
+// Where nothing fits, parts of some plans wait on the host, more of them until one fits: of those that need
+// least, and of the fastest, whatever is computed again.
+void TryOnHost(TrialPool* pool_of) {
+  constexpr size_t kMost = 3;  // of either
+  TrialPool& pool = *pool_of;
+  std::map<std::string, PlanTrial> least;  // by KeyOf
+  for (int t : pool.tried()) {
+    const PlanTrial& trial = pool.entries()[t].trial;
+    if (!trial.compiled) continue;
+    const auto [known, fresh] = least.try_emplace(KeyOf(trial.plan), trial);
+    if (!fresh && trial.bytes < known->second.bytes) known->second = trial;
+  }
+  std::vector<PlanTrial> order;
+  for (const auto& [key, trial] : least) order.push_back(trial);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const PlanTrial& a, const PlanTrial& b) { return a.bytes < b.bytes; });
+  const auto rest = order.begin() + static_cast<ptrdiff_t>(std::min(kMost, order.size()));
+  std::stable_sort(rest, order.end(),
+                   [](const PlanTrial& a, const PlanTrial& b) { return a.seconds < b.seconds; });
+  if (order.size() > 2 * kMost) order.resize(2 * kMost);
+  for (const char* parts : {"activations", "activations,optimizer", "activations,optimizer,weights"}) {
+    for (const PlanTrial& trial : order)
+      for (const Recompute mode : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        PlanCandidate candidate = trial.plan;
+        candidate.recompute = mode;
+        candidate.waits = {};
+        candidate.offload = ParseOffload(parts, "a search for a plan");
+        pool.TryAlso(std::move(candidate));
+      }
+    if (pool.BestSeconds() > 0) return;
+  }
+}
+
 // Before anything is tried: entries are in the order of their seconds.
 [[noreturn]] void RefuseAll(const PlanSpace& space, const TrialPool& pool, double variables) {
   const auto smallest = std::min_element(
@@ -149,13 +190,6 @@ void TrySmallest(TrialPool* pool_of, size_t compiled) {
        ", needs ", BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
        BytesText(static_cast<double>(least->trial.bytes - pool.memory())), " more than the ",
        BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller batch");
-}
-
-// A candidate, whatever is computed again and cut.
-std::string KeyOf(PlanCandidate candidate) {
-  candidate.recompute = Recompute::kNone;
-  candidate.cuts = {};
-  return candidate.str();
 }
 
 // Of candidates that differ in what is computed again, the seconds that one between them may hope for: on the
@@ -215,6 +249,7 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
     PlanCandidate candidate = plan;
     candidate.stages = {};
     candidate.cuts = {};
+    candidate.logits_tile = 0;
     candidate.open_cuts = space.cuts;
     candidate.open_waits = space.waits;
     candidate.memory = pool->memory();
@@ -233,8 +268,12 @@ void WaitOtherwise(TrialPool* pool) {
     if (!best || best->trial.plan.waits.empty()) return;
     const PlanCandidate plan = best->trial.plan;
     if (2 * plan.waits.size() > MostOfFewActs(*pool)) return;
+    const bool gathers = std::any_of(plan.waits.begin(), plan.waits.end(),
+                                     [](const auto& wait) { return GathersAgain(wait.second); });
     for (const auto& [region, mode] : plan.waits)
-      for (const Recompute other : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+      for (const Recompute other : kRecomputeModes) {
+        if (GathersAgain(other) && !gathers) continue;  // most likely there is nothing to send again
+        if (other == Recompute::kHost) continue;
         PlanCandidate candidate = plan;
         candidate.waits[region] = other;
         if (other != mode) pool->TryAlso(std::move(candidate));
@@ -242,13 +281,19 @@ void WaitOtherwise(TrialPool* pool) {
   }
 }
 
+bool MayWaitOnHost(const PlanSpace& space, const Machine& machine) {
+  return space.waits && space.host && machine.host.known;
+}
+
 // Tries the most promising candidates of a space, at most until so many have been tried. Returns how many
 // candidates there are.
 int64_t SearchIn(const PlanSpace& space, const Machine& machine, const BuildPlan& build, size_t most,
                  TrialPool* pool) {
+  const bool on_host = MayWaitOnHost(space, machine);
   PlanEstimator estimator(space, machine, build);
   const int64_t candidates = EstimateAll(space, estimator, pool);
-  if (const double least = estimator.LeastVariables(); !pool->Fits(least)) RefuseAll(space, *pool, least);
+  if (const double least = estimator.LeastVariables(); !on_host && !pool->Fits(least))
+    RefuseAll(space, *pool, least);
   for (std::vector<int> wave; pool->tried().size() < most && !(wave = NextWave(pool, most)).empty();)
     pool->Try(wave);
   SearchOpen(space, pool);
@@ -269,11 +314,13 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
         options.memory > 0 ? options.memory : static_cast<int64_t>(std::min(machine.memory_bytes, 0x1p60)));
     const auto most = static_cast<size_t>(options.compiled);
     // First with the cuts that the model is annotated with, so that what is open never makes a plan slower.
+    const bool on_host = MayWaitOnHost(space, machine);
     PlanSpace annotated = space;
     annotated.cuts = false;
     int64_t candidates = SearchIn(annotated, machine, build, most, &pool);
     if (space.cuts) candidates += SearchIn(space, machine, build, pool.tried().size() + most, &pool);
     if (pool.BestSeconds() == 0) TrySmallest(&pool, pool.tried().size() + most);
+    if (pool.BestSeconds() == 0 && on_host) TryOnHost(&pool);
     if (pool.BestSeconds() == 0) Refuse(space, pool);
     PlanSearchResult result = ResultOf(&pool);
     result.candidates = candidates;

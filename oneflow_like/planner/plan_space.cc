@@ -94,7 +94,7 @@ class Space {
            Given(space_.recompute, {Recompute::kNone, Recompute::kSelective, Recompute::kFull}))
         for (bool sequence : Given(space_.sequence_parallel, cut)) {
           c.zero = zero;
-          c.recompute = recompute;
+          c.recompute = space_.gather_again ? WithGather(recompute) : recompute;
           c.sequence_parallel = sequence;
           all_.push_back(c);
         }
@@ -130,26 +130,46 @@ class Space {
 void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   model->pipeline.virtual_stages = virtual_stages;
   model->pipeline.most_blocks = most_blocks;
-  model->zero.axis = zero > 0 ? "dp" : "";
+  model->zero.axis = zero > 0 ? zero_axis : "";
   model->zero.stage = std::max(1, zero);
+  model->offload.choose = false;
+  if (offload.any()) {
+    const Offload given = std::exchange(model->offload, offload);
+    model->offload.prefetch = given.prefetch, model->offload.small = given.small;
+    model->offload.choose = false;
+  }
+  if (prefetch) model->zero.prefetch = model->offload.prefetch = *prefetch;
+  if (bucket) model->zero.bucket_bytes = *bucket;
   train->micro_batches = micro_batches;
   train->schedule = schedule;
+  if (overlap) train->overlap.chunks = *overlap;
+  if (reduce_dtype) train->reduce_dtype = *reduce_dtype, train->reduce_axis = reduce_axis;
   train->recompute = open_waits ? Recompute::kAuto : recompute;
+  if (!open_waits) train->gather_again = GathersAgain(recompute);
+  // What nobody asked for is not open here: each candidate's search would take as long again.
+  if (logits_tile > 0 || !train->logits_tile) train->logits_tile = logits_tile;
   if (open_cuts || !cuts.empty()) model->auto_cuts = AutoCuts::kAll;
   if (open_cuts || open_waits)
     model->memory_budget = memory;
-  else if (!stages.empty() || !cuts.empty() || !waits.empty())
+  else if (!stages.empty() || !cuts.empty() || !waits.empty() || logits_tile > 0)
     model->plan = *this;
 }
 
 std::string PlanCandidate::str() const {
-  std::string text = Cat("--mesh=", mesh.str(), " --micro_batches=", micro_batches);
+  const std::string quote =
+      mesh.groups().empty() ? "" : "\"";  // for shells, which end a command at a semicolon
+  std::string text = Cat("--mesh=", quote, mesh.str(), quote, " --micro_batches=", micro_batches);
   if (schedule != PipelineSchedule::k1F1B) text += Cat(" --schedule=", Name(schedule));
   if (virtual_stages > 1) text += Cat(" --virtual_stages=", virtual_stages);
-  if (zero > 0) text += Cat(" --zero=", zero);
-  if (recompute != Recompute::kNone || !waits.empty())
-    text += Cat(" --recompute=", waits.empty() ? Name(recompute) : "auto");
+  if (zero > 0) text += Cat(" --zero=", zero, zero_axis == "dp" ? "" : " --zero_axis=" + zero_axis);
+  if (!waits.empty())
+    text += " --recompute=auto";
+  else if (WithoutGather(recompute) != Recompute::kNone)
+    text += Cat(" --recompute=", Name(WithoutGather(recompute)));
+  if (waits.empty() && GathersAgain(recompute)) text += " --gather_again";
   if (sequence_parallel) text += " --sequence_parallel";
+  if (offload.any()) text += Cat(" --offload=", OffloadText(offload));
+  if (logits_tile > 0) text += Cat(" --logits_tile=", logits_tile);
   if (!cuts.empty()) text += " --auto";
   return text;
 }

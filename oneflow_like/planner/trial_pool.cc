@@ -24,10 +24,10 @@ int Likeness(const TrialEntry& a, const TrialEntry& b) {
   const auto [dp, tp, pp] = a.shape;
   const auto [dp2, tp2, pp2] = b.shape;
   return 2 * (tp == tp2) + 2 * (pp == pp2) + (dp == dp2) + 2 * (x.zero == y.zero) +
-         3 * (x.schedule == y.schedule) + (x.virtual_stages == y.virtual_stages) +
-         2 * (x.recompute == y.recompute) + (x.sequence_parallel == y.sequence_parallel) +
-         (x.micro_batches == y.micro_batches) + 2 * (a.order == b.order) +
-         2 * (HasOpenCuts(x) == HasOpenCuts(y));
+         2 * (x.zero_axis == y.zero_axis) + 3 * (x.schedule == y.schedule) +
+         (x.virtual_stages == y.virtual_stages) + 2 * (x.recompute == y.recompute) +
+         (x.sequence_parallel == y.sequence_parallel) + (x.micro_batches == y.micro_batches) +
+         2 * (a.order == b.order) + 2 * (HasOpenCuts(x) == HasOpenCuts(y));
 }
 
 }  // namespace
@@ -142,6 +142,7 @@ void TrialPool::TryOne(TrialEntry* entry) const {
       trial.plan.stages = decided.stages;
       trial.plan.cuts = decided.cuts;
       trial.plan.waits = decided.waits;
+      trial.plan.logits_tile = decided.logits_tile;
       trial.plan.open_cuts = trial.plan.open_waits = false;
       trial.plan.memory = 0;
     }

@@ -2,69 +2,76 @@
 
 #include <gflags/gflags.h>
 
+#include "oneflow_like/launch/launcher_flags.h"
 #include "oneflow_like/simulate.h"
-
-DECLARE_int32(auto_mesh);
-DECLARE_int32(virtual_stages);
-DECLARE_int32(zero);
-DECLARE_string(stages);
-DECLARE_string(topology);
-DECLARE_string(zero_axis);
-DECLARE_string(mesh);  // of the launcher
 
 namespace oneflow_like {
 namespace {
 
-constexpr char kSequenceParallel[] = "sequence_parallel";  // which only programs of language models have
-
 // The machines of --topology, else those that estimates assume for this kind of device.
 Machine MachineOfFlags(const std::string& kind) {
-  if (!FLAGS_topology.empty()) return ReadTopology(FLAGS_topology);
+  if (!training_flags().topology.empty()) return ReadTopology(training_flags().topology);
   return MachineOf(Mesh(kind, {{"dp", 1}}));
 }
 
 PlanSpace SpaceOfFlags(const Program& program) {
   PlanSpace space;
-  const Mesh given = Mesh::Parse(FLAGS_mesh.empty() ? "cpu" : FLAGS_mesh);
+  const Mesh given = Mesh::Parse(launcher_flags().mesh.empty() ? "cpu" : launcher_flags().mesh);
   space.kind = given.kind();
   if (given.kinds().size() > 1)
-    Fail("--mesh=", FLAGS_mesh, ": --auto_mesh finds plans for devices of one kind");
-  if (FLAGS_mesh.find(':') != std::string::npos)
+    Fail("--mesh=", launcher_flags().mesh, ": --auto_mesh finds plans for devices of one kind");
+  if (launcher_flags().mesh.find(':') != std::string::npos)
     for (int a = 0; a < given.rank(); ++a) {
       const std::string axis = given.axis_name(a);
       if (axis != "dp" && axis != "tp" && axis != "pp")
-        Fail("--mesh=", FLAGS_mesh, ": --auto_mesh finds extents of dp, tp and pp; it knows no axis ", axis);
+        Fail("--mesh=", launcher_flags().mesh,
+             ": --auto_mesh finds extents of dp, tp and pp; it knows no axis ", axis);
       space.extents[axis] = given.axis_size(a);
     }
-  if (FLAGS_stages != "auto")
-    Fail("--stages=", FLAGS_stages, ": --auto_mesh divides layers by their time; leave --stages out");
-  if (FLAGS_zero_axis != "dp")
-    Fail("--zero_axis=", FLAGS_zero_axis, ": --auto_mesh cuts weights over dp alone");
-  space.devices = FLAGS_auto_mesh;
-  space.batch = FLAGS_batch;
-  if (IsGiven("micro_batches")) space.micro_batches = static_cast<int>(FLAGS_micro_batches);
-  if (IsGiven("virtual_stages")) space.virtual_stages = FLAGS_virtual_stages;
-  if (IsGiven("zero")) space.zero = FLAGS_zero;
+  if (training_flags().stages != "auto")
+    Fail("--stages=", training_flags().stages,
+         ": --auto_mesh divides layers by their time; leave --stages out");
+  if (training_flags().zero_axis != "dp")
+    Fail("--zero_axis=", training_flags().zero_axis, ": --auto_mesh cuts weights over dp alone");
+  if (const std::string& along = program.train.reduce_axis; !along.empty()) {
+    const Mesh all(space.kind, {{"replica", 1}, {"shard", 1}, {"tp", 1}, {"pp", 1}}, {},
+                   {{"dp", "replica*shard"}});  // that candidates may have
+    all.AxesOrFail(along, Cat("--reduce_axis=", along, " with --auto_mesh"));
+  }
+  space.devices = training_flags().auto_mesh;
+  space.batch = training_flags().batch;
+  if (IsGiven("micro_batches")) space.micro_batches = static_cast<int>(training_flags().micro_batches);
+  if (IsGiven("virtual_stages")) space.virtual_stages = training_flags().virtual_stages;
+  if (IsGiven("zero")) space.zero = training_flags().zero;
   if (IsGiven("schedule")) space.schedule = program.train.schedule;
   space.waits = program.train.recompute == Recompute::kAuto;
+  space.host = !IsGiven("offload");
   space.cuts = program.model.auto_cuts != AutoCuts::kNone;
   if (IsGiven("recompute") && !space.waits) space.recompute = program.train.recompute;
+  space.gather_again = program.train.gather_again.value_or(false);
   if (!program.cut_loss)
     space.sequence_parallel = false;
-  else if (IsGiven(kSequenceParallel))
-    space.sequence_parallel = CutsSequences();
+  else if (IsGiven("sequence_parallel"))
+    space.sequence_parallel = IsOn("sequence_parallel");
   return space;
 }
 
 }  // namespace
 
-bool CutsSequences() {
+TrainOptions OnMesh(TrainOptions train, const Mesh& mesh) {
+  if (train.reduce_axis.empty() || !mesh.FindAxes(train.reduce_axis).empty()) return train;
+  train.reduce_axis = "";
+  train.reduce_dtype = DType::kFloat32;
+  return train;
+}
+
+bool IsOn(const char* flag) {
   std::string value;
-  return gflags::GetCommandLineOption(kSequenceParallel, &value) && value == "true";
+  return gflags::GetCommandLineOption(flag, &value) && value == "true";
 }
 
 std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Program& program) {
-  if (FLAGS_auto_mesh == 0) return {};
+  if (training_flags().auto_mesh == 0) return {};
   const PlanSpace space = SpaceOfFlags(program);
   ModelOptions quiet = program.model;  // leaves nothing behind
   PlanSearchOptions search{.memory = std::exchange(quiet.memory_budget, 0),
@@ -75,7 +82,7 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
   for (std::string* path : {&quiet.dump_dir, &quiet.trace_file, &quiet.report_file}) path->clear();
   const BuildPlan build = [&](const PlanCandidate& candidate) {
     ModelOptions options = quiet;
-    TrainOptions train = program.train;
+    TrainOptions train = OnMesh(program.train, candidate.mesh);
     candidate.Set(&options, &train);
     Model model(candidate.mesh, options);
     Tensor loss =

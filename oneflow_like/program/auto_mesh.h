@@ -1,5 +1,4 @@
-// --auto_mesh=N: a program that trains looks for its plan. Other flags that say something of the plan are
-// kept.
+// --auto_mesh=N: searches for the plan of a program that trains. Flags that give a part of the plan are kept.
 #pragma once
 
 #include <optional>
@@ -9,12 +8,17 @@
 
 namespace oneflow_like {
 
-// Searches for a plan of --auto_mesh devices for the program on the machines of --topology, and prints what
-// was found; with --auto cuts of weights, with --recompute=auto recomputation of each layer are searched for,
-// too. Nothing without the flag. Collective. Throws Error for flags that leave nothing to choose from, and as
-// SearchPlans does.
+// Searches for a plan for the program on --auto_mesh devices of the machines of --topology, and prints the
+// result. With --auto the search includes cuts of weights, with --recompute=auto recomputation of each layer.
+// Returns nothing without the flag. Collective. Throws Error if flags leave no choice, and as SearchPlans
+// does.
 std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Program& program);
 
-bool CutsSequences();  // --sequence_parallel, where the program has it
+// Returns the options for a plan's mesh: if it lacks the axes of --reduce_axis, gradients are summed in fp32.
+TrainOptions OnMesh(TrainOptions train, const Mesh& mesh);
+
+// Returns whether a flag that only programs of language models have is on: "sequence_parallel",
+// "context_parallel" or "ulysses".
+bool IsOn(const char* flag);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// Texts, and rows of tokens, for the examples.
+// Texts and rows of tokens for programs that learn language.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@
 
 namespace oneflow_like {
 
-// A text to learn from, and its end, which is held out: 5 %, at least one sequence of context + 1 tokens.
-// When too little would be left to train on, nothing is held out.
+// A text to learn from, whose last 5 %, at least one sequence of context + 1 tokens, are held out. If too
+// little would be left to learn from, nothing is held out.
 struct TextSplit {
   Tokens all, train, held_out;
-  int64_t vocabulary = 256;  // of a token file its largest token + 1
+  int64_t vocabulary = 256;  // 256 for bytes; for a file of tokens the largest one + 1
 };
-// A multiple of 128, at least `vocabulary`: the rows of a model's tables that mesh axes are to cut evenly.
+// Returns the next multiple of 128: the number of rows of a model's tables, which mesh axes cut evenly.
 int64_t RoundedVocabulary(int64_t vocabulary);
 // Throws Error for a file that is missing, none of Tokens::Open's, or shorter than one sequence.
 TextSplit OpenText(const std::string& pattern, int64_t context);
 
-// Synthetic rows that can be learnt: each token is 5 times the one before plus 3, modulo `tokens`, but for
-// one in eight, which is any. Fields as TokenRows has them; a row is a function of first + index and the
-// seed.
+// Synthetic rows that can be learnt: seven of eight tokens are 5 times the one before plus 3, modulo
+// `tokens`, the others are random. Fields are those of TokenRows; a row is a function of first + index and
+// the seed.
 class LearnableRows final : public SampleSource {
  public:
   LearnableRows(int64_t context, int64_t tokens, int64_t first, int64_t rows);
@@ -38,14 +38,14 @@ class LearnableRows final : public SampleSource {
   const std::vector<SampleField> fields_;
 };
 
-// Rows of tokens of which some are to be guessed (Devlin et al. 2019): of every row's "tokens", which is the
-// first field of `rows`, 15 % are asked for; of these 80 % are replaced by the mask, 10 % by any token. Every
-// second row, by chance, is a text that ends early, at a quarter of the row or later; padding follows.
-// Fields: "tokens" i32[context]; "targets" i32[context], -1 where nothing is asked; "padding" i32[context], 1
-// behind the end, else 0. Drawn anew in each epoch.
+// Rows with masked tokens (Devlin et al. 2019): 15 % of the tokens of a row, the first field of `rows`, are
+// to be guessed; of these 80 % are replaced by the mask and 10 % by a random token. Half of the rows, drawn
+// at random, end early, after a quarter of the row or later, and padding follows. Fields: "tokens"
+// i32[context]; "targets" i32[context], -1 where nothing is asked; "padding" i32[context], 1 behind the end,
+// else 0. Drawn anew in each epoch.
 class MaskedRows final : public SampleSource {
  public:
-  static constexpr int64_t kMoreTokens = 2;  // behind the rows' own: mask, padding
+  static constexpr int64_t kMoreTokens = 2;  // mask and padding, which follow the tokens of the rows
   MaskedRows(std::shared_ptr<const SampleSource> rows, int64_t tokens);
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override { return rows_->samples(); }
@@ -75,7 +75,8 @@ class SourcePart final : public SampleSource {
   const int64_t first_, samples_;
 };
 
-// Text for a terminal: bytes that are neither printable ASCII nor newline nor tab become \xNN.
+// Returns text for a terminal: of bytes that are neither printable ASCII nor newline nor tab the hexadecimal
+// code.
 std::string Escaped(const std::string& bytes);
 
 }  // namespace oneflow_like

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/error.h"
 #include "oneflow_like/checkpoint/safetensors.h"
@@ -17,34 +19,61 @@ constexpr int64_t kMostConfig = 1 << 24;  // bytes; 20,000 names of classes take
 HuggingFaceConfig::HuggingFaceConfig(const std::string& folder)
     : HuggingFaceConfig(folder + "/config.json", ReadText(folder + "/config.json", kMostConfig)) {}
 
+struct JsonObject {
+  json entries;
+};
+
+namespace {
+
+// The entry of this name; null where it is left out.
+const json& EntryOf(const JsonObject& all, const std::string& name) {
+  static const json kNone;
+  const auto found = all.entries.find(name);
+  return found == all.entries.end() ? kNone : *found;
+}
+
+}  // namespace
+
+ConfigValue::ConfigValue(double value) : text(json(value).dump()) {}
+ConfigValue::ConfigValue(const char* value) : text(json(value).dump()) {}
+ConfigValue ConfigValue::EmptyList() {
+  ConfigValue list(nullptr);
+  list.text = "[]";
+  return list;
+}
+
 HuggingFaceConfig::HuggingFaceConfig(const std::string& where, const std::string& text)
     : path_(where), text_(text) {
-  all_ = ParseJson(path_, text);
-  if (!all_.is_object()) Fail(path_, ": it is no JSON object");
+  json all = ParseJson(path_, text);
+  if (!all.is_object()) Fail(path_, ": it is no JSON object");
+  all_ = std::make_shared<const JsonObject>(std::move(all));
 }
 
 HuggingFaceConfig::HuggingFaceConfig(const HuggingFaceConfig& whole, const std::string& name)
-    : path_(whole.path_), text_(whole.text_), prefix_(whole.prefix_ + name + "."), all_(whole.At(name)) {
-  if (all_.is_null()) all_ = json::object();
-  if (!all_.is_object()) whole.Refuse(name, "must be an object");
+    : path_(whole.path_), text_(whole.text_), prefix_(whole.prefix_ + name + ".") {
+  json all = EntryOf(*whole.all_, name);
+  if (all.is_null()) all = json::object();
+  if (!all.is_object()) whole.Refuse(name, "must be an object");
+  all_ = std::make_shared<const JsonObject>(std::move(all));
+}
+
+bool HuggingFaceConfig::Has(const std::string& name) const { return all_->entries.contains(name); }
+bool HuggingFaceConfig::Says(const std::string& name) const { return !EntryOf(*all_, name).is_null(); }
+bool HuggingFaceConfig::Is(const std::string& name, const std::string& text) const {
+  return EntryOf(*all_, name) == text;
 }
 
 HuggingFaceConfig HuggingFaceConfig::Part(const std::string& name) const { return {*this, name}; }
 
-const json& HuggingFaceConfig::At(const std::string& name) const {
-  static const json kNone;
-  const auto found = all_.find(name);
-  return found == all_.end() ? kNone : *found;
-}
-
 void HuggingFaceConfig::Refuse(const std::string& name, const std::string& wanted) const {
-  const std::string shown = At(name).dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 60);
+  const std::string shown =
+      EntryOf(*all_, name).dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 60);
   Fail(path_, ": ", prefix_, name, " is ", shown, ", but ", wanted);
 }
 
 int64_t HuggingFaceConfig::Number(const std::string& name, int64_t most,
                                   std::optional<int64_t> otherwise) const {
-  const json& value = At(name);
+  const json& value = EntryOf(*all_, name);
   if (value.is_null() && otherwise) return *otherwise;
   if (!Has(name)) Fail(path_, ": it lacks ", prefix_, name);
   if (!value.is_number_integer() || value < 1 || value > most)
@@ -53,7 +82,7 @@ int64_t HuggingFaceConfig::Number(const std::string& name, int64_t most,
 }
 
 double HuggingFaceConfig::Real(const std::string& name, std::optional<double> otherwise) const {
-  const json& value = At(name);
+  const json& value = EntryOf(*all_, name);
   if (value.is_null() && otherwise) return *otherwise;
   if (!Has(name)) Fail(path_, ": it lacks ", prefix_, name);
   if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
@@ -62,12 +91,12 @@ double HuggingFaceConfig::Real(const std::string& name, std::optional<double> ot
 }
 
 double HuggingFaceConfig::RealOrZero(const std::string& name, double otherwise) const {
-  const json& value = At(name);
+  const json& value = EntryOf(*all_, name);
   return value.is_number() && value.get<double>() == 0 ? 0 : Real(name, otherwise);
 }
 
 std::vector<double> HuggingFaceConfig::Reals(const std::string& name, size_t count, double otherwise) const {
-  const json& list = At(name);
+  const json& list = EntryOf(*all_, name);
   if (list.is_null()) return std::vector<double>(count, otherwise);
   if (!list.is_array() || list.size() != count || std::any_of(list.begin(), list.end(), [](const json& one) {
         return !one.is_number() || !std::isfinite(one.get<double>());
@@ -77,13 +106,13 @@ std::vector<double> HuggingFaceConfig::Reals(const std::string& name, size_t cou
 }
 
 std::optional<std::string> HuggingFaceConfig::Text(const std::string& name) const {
-  const json& value = At(name);
+  const json& value = EntryOf(*all_, name);
   return value.is_string() ? std::optional(value.get<std::string>()) : std::nullopt;
 }
 
 std::vector<int32_t> HuggingFaceConfig::Numbers(const std::string& name) const {
   std::vector<int32_t> numbers;
-  const json& value = At(name);
+  const json& value = EntryOf(*all_, name);
   const json list = value.is_array() ? value : value.is_null() ? json::array() : json::array({value});
   for (const json& number : list) {
     if (!number.is_number_integer() || number < INT32_MIN || number > INT32_MAX)
@@ -94,31 +123,31 @@ std::vector<int32_t> HuggingFaceConfig::Numbers(const std::string& name) const {
 }
 
 bool HuggingFaceConfig::Flag(const std::string& name, bool otherwise) const {
-  const json& value = At(name);
+  const json& value = EntryOf(*all_, name);
   if (value.is_null()) return otherwise;
   if (!value.is_boolean()) Refuse(name, "must be true or false");
   return value.get<bool>();
 }
 
 int64_t HuggingFaceConfig::Entries(const std::string& name, int64_t otherwise) const {
-  const json& value = At(name);
+  const json& value = EntryOf(*all_, name);
   if (value.is_null()) return otherwise;
   if (!value.is_object() || value.empty()) Refuse(name, "must be an object with an entry or more");
   return static_cast<int64_t>(value.size());
 }
 
-void HuggingFaceConfig::Require(const std::string& name, std::initializer_list<json> possible) const {
+void HuggingFaceConfig::Require(const std::string& name, std::initializer_list<ConfigValue> possible) const {
   if (!Has(name)) return;
   std::string wanted;
-  for (const json& value : possible) {
-    if (At(name) == value) return;
-    wanted += Cat(wanted.empty() ? "" : " or ", value.dump());
+  for (const ConfigValue& value : possible) {
+    if (EntryOf(*all_, name) == json::parse(value.text)) return;
+    wanted += Cat(wanted.empty() ? "" : " or ", value.text);
   }
   Refuse(name, Cat("the model of this program needs ", wanted));
 }
 
 void HuggingFaceConfig::RequireEach(const std::string& name, const std::string& text) const {
-  const json& all = At(name);
+  const json& all = EntryOf(*all_, name);
   if (all.is_array() && std::any_of(all.begin(), all.end(), [&](const json& one) { return one != text; }))
     Refuse(name, Cat("the model of this program needs \"", text, "\" in each layer"));
 }

@@ -1,8 +1,6 @@
-// Flags --load_hf and --save_hf of programs that train: weights from a Hugging Face folder before the first
-// step, and a folder for transformers after the last.
+// Flags --load_hf and --save_hf of programs that train: they load the weights of a Hugging Face folder before
+// the first step, and write such a folder after the last.
 #pragma once
-
-#include <gflags/gflags_declare.h>
 
 #include <memory>
 #include <optional>
@@ -12,34 +10,40 @@
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/program/huggingface_config.h"
 
-DECLARE_string(load_hf);
-DECLARE_string(save_hf);
-
 namespace oneflow_like {
+
+// Values of the flags of these names.
+struct HuggingFaceFlags {
+  std::string load_hf, save_hf;
+};
+HuggingFaceFlags& hugging_face_flags();  // of this process
+
+FlagGroup HuggingFaceGroup();  // "huggingface"
 
 // Throws Error for flags that contradict others; takes the slash off the end of folders.
 void CheckHuggingFaceFlags();
-// Throws Error where --save_hf is there already or cannot be made.
+// Throws Error if the folder of --save_hf exists already or cannot be created.
 void RequireHuggingFaceFolder(const Launcher& launcher);
 
-// What came with the weights that a run begins with or goes on from: of --load_hf, else of the checkpoint.
+// Small files next to the weights that a run begins with: those of --load_hf, otherwise those of the
+// checkpoint that it loads or resumes.
 struct ModelFiles {
-  std::string where;  // the folder or checkpoint; empty: the run begins with neither
-  std::optional<HuggingFaceConfig> config;
-  FolderFiles others;  // without config.json
+  std::string where;  // the folder or checkpoint; empty if the run begins without weights
+  std::optional<HuggingFaceConfig> config;  // config.json
+  FolderFiles others;                       // all other files: those of tokenizers, licences
 };
 ModelFiles FilesOfBeginning(const Launcher& launcher);
 
-// The weights of --load_hf under our names, opened; nullptr where the flag is not given, or nothing will be
-// read. Call it before the first session is made, so that what is missing or broken is a mistake of the
-// command.
+// Opens the weights of --load_hf under the names of this library. Returns nullptr if the flag is not given or
+// the run will not read them, as it is resumed, simulated or a dry run. Call it before the first session is
+// made: a missing or broken file is then reported as a mistake in the command.
 std::shared_ptr<VariableSource> OpenHuggingFace(const Launcher& launcher, const ModelFormat& format);
-// Reads these weights, unless they are nullptr, into the model, whose session is made; where `partial`, those
-// that the folder has.
+// Reads the weights into the model, whose session has been made. Does nothing for nullptr. If `partial`,
+// weights that the folder lacks keep their initial values.
 void LoadHuggingFace(const Launcher& launcher, Model& model, std::shared_ptr<VariableSource> weights,
                      bool partial = false);
-// Where --save_hf is given: writes it from the last checkpoint, or from one that is made for this and
-// removed. `config` is the model's config.json.
+// Writes the folder of --save_hf, if the flag is given, from the last checkpoint; without --save it makes one
+// and removes it. `config` is the text of the model's config.json.
 void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format,
                      const std::string& config, const FolderFiles& others);
 

@@ -6,20 +6,19 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/job/together.h"
+#include "oneflow_like/launch/launcher_flags.h"
 #include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/program/auto_mesh.h"
+#include "oneflow_like/program/precision.h"
+#include "oneflow_like/program/training_flags.h"
 #include "oneflow_like/session/agreement_text.h"
-
-DECLARE_bool(auto);
-DECLARE_int32(auto_mesh);
-DECLARE_int64(memory_budget);  // of the launcher
-DECLARE_string(mesh);          // of the launcher
-DECLARE_string(recompute);
 
 namespace oneflow_like {
 namespace {
@@ -43,10 +42,39 @@ std::vector<std::pair<std::string, int>> AxesOf(const Mesh& mesh) {
 // Whether the axes that were given to a search have these extents in a mesh.
 bool Keeps(const Mesh& mesh, const Mesh& given) {
   for (int a = 0; a < given.rank(); ++a) {
-    const int there = mesh.FindAxis(given.axis_name(a));
-    if (given.axis_size(a) != (there < 0 ? 1 : mesh.axis_size(there))) return false;
+    // A search may divide an axis, whose name then stands for both parts.
+    if (given.axis_size(a) != mesh.SizeAlong(mesh.FindAxes(given.axis_name(a)))) return false;
   }
   return true;
+}
+
+// What --gather_again says of a plan; nothing if that makes no difference, or differs between regions.
+std::optional<std::string> GathersAgainIn(const Decisions& d) {
+  std::set<bool> said;
+  const auto add = [&](Recompute mode) {
+    if (mode != Recompute::kFull) said.insert(GathersAgain(mode));
+  };
+  for (const auto& [region, mode] : d.waits) add(mode);
+  if (d.waits.empty()) add(d.recompute);
+  if (said.size() != 1) return {};
+  return *said.begin() ? "true" : "false";
+}
+
+// Flags of messages, and what a plan has for them. Where the two mean the same it is the flag's own value.
+std::vector<std::pair<const char*, std::string>> SaidOfMessages(const Decisions& d) {
+  const TrainingFlags& f = training_flags();
+  std::vector<std::pair<const char*, std::string>> said;
+  if (d.overlap) said.push_back({"overlap", Cat(*d.overlap)});
+  if (d.prefetch) said.push_back({"prefetch", Cat(*d.prefetch)});
+  if (d.bucket) said.push_back({"bucket", BytesOfBucket() == *d.bucket ? f.bucket : Cat(*d.bucket)});
+  // Along an axis that the plan's mesh lacks sums are fp32 (OnMesh).
+  const bool lacks = !f.reduce_axis.empty() && d.mesh.FindAxes(f.reduce_axis).empty();
+  if (!d.reduce_dtype || (lacks && d.reduce_dtype == DType::kFloat32)) return said;
+  said.push_back({"reduce_dtype", PrecisionName(*d.reduce_dtype)});
+  const MeshAxes axes = d.mesh.FindAxes(f.reduce_axis);
+  const bool same = !axes.empty() && axes == d.mesh.FindAxes(d.reduce_axis);
+  said.push_back({"reduce_axis", same ? f.reduce_axis : d.reduce_axis.empty() ? "all axes" : d.reduce_axis});
+  return said;
 }
 
 // The flag that says something else than a plan; empty: none.
@@ -54,22 +82,34 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   const auto sentence = [&](const std::string& flag, const std::string& said) {
     std::string value;
     gflags::GetCommandLineOption(flag.c_str(), &value);
-    return Cat("--", flag, "=", value, " contradicts ", where, ", which has ", said);
+    return Cat("--", flag, "=", value, " contradicts ", where, ", which has ", said.empty() ? "none" : said);
   };
-  if (!FLAGS_mesh.empty()) {
-    const Mesh given = Mesh::Parse(FLAGS_mesh);
-    const bool searched = FLAGS_auto_mesh > 0 && Keeps(d.mesh, given);
+  if (!launcher_flags().mesh.empty()) {
+    const Mesh given = Mesh::Parse(launcher_flags().mesh);
+    const bool searched = training_flags().auto_mesh > 0 && Keeps(d.mesh, given);
     const bool agrees = given.kind() == d.mesh.kind() && (searched || AxesOf(given) == AxesOf(d.mesh));
     if (!agrees) return sentence("mesh", d.mesh.str());
   }
-  const std::pair<const char*, std::string> said[] = {
+  const auto text = [](bool on) { return std::string(on ? "true" : "false"); };
+  std::vector<std::pair<const char*, std::string>> said = {
       {"micro_batches", Cat(d.micro_batches)},
       {"schedule", Name(d.schedule)},
       {"virtual_stages", Cat(d.virtual_stages)},
       {"zero", Cat(d.zero)},
-      {"recompute", d.waits.empty() ? Name(d.recompute) : "auto"},
-      {"sequence_parallel", d.sequence_parallel ? "true" : "false"},
+      {"zero_axis", d.zero_axis},
+      {"offload", d.offload == ParseOffload(training_flags().offload, "--offload") ? training_flags().offload
+                                                                                   : OffloadText(d.offload)},
+      {"recompute", d.waits.empty() ? Name(WithoutGather(d.recompute)) : "auto"},
+      {"sequence_parallel", text(d.sequence_parallel)},
+      {"context_parallel", text(d.context_parallel)},
+      {"ulysses", text(d.ulysses)},
+      {"logits_tile", Cat(d.logits_tile)},
       {"stages", "blocks of its own"}};
+  for (const auto& flag : SaidOfMessages(d)) said.push_back(flag);
+  if (const auto gathers = GathersAgainIn(d); gathers && IsGiven("gather_again")) {
+    if (*gathers != (training_flags().gather_again ? "true" : "false"))
+      return sentence("gather_again", *gathers);
+  }
   for (const auto& [flag, value] : said) {
     gflags::CommandLineFlagInfo info;
     if (gflags::GetCommandLineFlagInfo(flag, &info) && !info.is_default && info.current_value != value &&
@@ -82,12 +122,12 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
 }  // namespace
 
 std::optional<SavedPlan> PlanOfFile() {
-  if (FLAGS_plan.empty()) return {};
+  if (training_flags().plan.empty()) return {};
   constexpr int64_t kMost = 64 << 20;
-  const std::string where = Cat("--plan=", FLAGS_plan);
+  const std::string where = Cat("--plan=", training_flags().plan);
   std::string text;
   try {
-    text = ReadFile(FLAGS_plan, kMost);
+    text = ReadFile(training_flags().plan, kMost);
   } catch (const Error& error) {
     Fail(where, ": ", error.what());
   }
@@ -95,40 +135,53 @@ std::optional<SavedPlan> PlanOfFile() {
 }
 
 void RequireFlagsAgree(const SavedPlan& plan) {
-  const std::string why = Contradiction(plan.decisions, Cat("--plan=", FLAGS_plan));
+  const std::string why = Contradiction(plan.decisions, Cat("--plan=", training_flags().plan));
   if (!why.empty()) Fail(why, "; leave one of the two out");
-  const char* search = FLAGS_auto                  ? "auto"
-                       : FLAGS_auto_mesh > 0       ? "auto_mesh"
-                       : FLAGS_recompute == "auto" ? "recompute"
-                                                   : nullptr;
-  if (search) Fail("--", search, " searches for a plan and --plan=", FLAGS_plan, " is one; leave one out");
+  const char* search = training_flags().automatic             ? "auto"
+                       : training_flags().auto_mesh > 0       ? "auto_mesh"
+                       : training_flags().recompute == "auto" ? "recompute"
+                                                              : nullptr;
+  if (search)
+    Fail("--", search, " searches for a plan and --plan=", training_flags().plan, " is one; leave one out");
 }
 
-bool SearchesForPlan() { return FLAGS_auto || FLAGS_auto_mesh > 0 || FLAGS_recompute == "auto"; }
+void TakeSequenceCuts(const SavedPlan& plan) {
+  const Decisions& d = plan.decisions;
+  for (const auto& [flag, on] : {std::pair{"context_parallel", d.context_parallel}, {"ulysses", d.ulysses}})
+    if (on && gflags::SetCommandLineOption(flag, "true").empty())
+      Fail("--plan=", training_flags().plan, " is for a program that has --", flag,
+           ", which this one has not");
+}
 
-std::string PlanState(const std::string& plan) { return Cat(FLAGS_memory_budget, "\n", plan); }
+bool SearchesForPlan() {
+  return training_flags().automatic || training_flags().auto_mesh > 0 || training_flags().recompute == "auto";
+}
+
+std::string PlanState(const std::string& plan) { return Cat(launcher_flags().memory_budget, "\n", plan); }
 
 std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
-  if (FLAGS_plan.empty() && !SearchesForPlan()) return {};
+  if (training_flags().plan.empty() && !SearchesForPlan()) return {};
   const std::string text = FromProcessZero(job, "the plan that is given", [&] {
-    if (!FLAGS_plan.empty()) return ToText(*PlanOfFile());
+    if (!training_flags().plan.empty()) return ToText(*PlanOfFile());
     if (!GoesOn(launcher)) return std::string();
     const auto state = CheckpointIndex::Read(BeginningOf(launcher)).state;
     const auto plan = state.find(kPlanState);
     return plan == state.end() ? std::string() : plan->second;  // none: it was not searched for
   });
   if (text.empty()) return {};
-  std::string where = Cat("--plan=", FLAGS_plan);
-  if (!FLAGS_plan.empty()) return GivenPlan{PlanIn(text, where), where};
-  where = Cat("--resume=", FLAGS_resume);
+  std::string where = Cat("--plan=", training_flags().plan);
+  if (!training_flags().plan.empty()) return GivenPlan{PlanIn(text, where), where};
+  where = Cat("--resume=", training_flags().resume);
   const size_t line = text.find('\n');
   const int64_t budget = std::atoll(text.c_str());  // of that search; 0: any
   GivenPlan plan{PlanIn(line == std::string::npos ? "" : text.substr(line + 1), where), where};
   const Decisions& d = plan.text.decisions;
-  const bool other = !Contradiction(d, where).empty() ||
-                     (FLAGS_auto_mesh > 0 && d.mesh.size() != FLAGS_auto_mesh) ||
-                     (FLAGS_auto_mesh == 0 && FLAGS_mesh.empty() && d.mesh.size() > 1) ||
-                     (FLAGS_memory_budget > 0 && (budget == 0 || budget > FLAGS_memory_budget));
+  const bool other =
+      !Contradiction(d, where).empty() || d.context_parallel != IsOn("context_parallel") ||
+      d.ulysses != IsOn("ulysses") ||
+      (training_flags().auto_mesh > 0 && d.mesh.size() != training_flags().auto_mesh) ||
+      (training_flags().auto_mesh == 0 && launcher_flags().mesh.empty() && d.mesh.size() > 1) ||
+      (launcher_flags().memory_budget > 0 && (budget == 0 || budget > launcher_flags().memory_budget));
   launcher.Print(other ? "the plan of the run that goes on is for other flags; another is searched for\n"
                        : "the plan is that of the run that goes on\n");
   if (other) return {};
@@ -146,11 +199,11 @@ void RequirePlanFits(const Launcher& launcher, const GivenPlan& given, const Mod
 }
 
 void SavePlan(const Launcher& launcher, const std::string& text) {
-  if (FLAGS_save_plan.empty() || !launcher.main_process()) return;
-  std::ofstream file(FLAGS_save_plan);
+  if (training_flags().save_plan.empty() || !launcher.main_process()) return;
+  std::ofstream file(training_flags().save_plan);
   file << text;
   file.close();
-  if (!file) throw WriteError(Cat("--save_plan=", FLAGS_save_plan, ": ", std::strerror(errno)));
+  if (!file) throw WriteError(Cat("--save_plan=", training_flags().save_plan, ": ", std::strerror(errno)));
 }
 
 }  // namespace oneflow_like

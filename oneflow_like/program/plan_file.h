@@ -1,5 +1,5 @@
-// --plan, --save_plan: a plan that was decided is kept in a file, or with the run's checkpoints, and taken
-// again without a search.
+// --plan and --save_plan: a plan is kept in a file, or in the checkpoints of a run, and used again without a
+// search.
 #pragma once
 
 #include <optional>
@@ -10,29 +10,35 @@
 
 namespace oneflow_like {
 
-// What checkpoints of a run keep of a plan that was searched for, with the budget it was found within.
+// Name and text of the state of checkpoints that keeps a plan that was searched for, with the memory budget
+// of the search.
 inline constexpr char kPlanState[] = "plan";
 std::string PlanState(const std::string& plan);
-bool SearchesForPlan();  // whether flags ask for a search
+// Returns whether flags ask for a search.
+bool SearchesForPlan();
 
-// The plan of --plan; nothing without the flag. Throws Error for a file that is none.
+// Returns the plan in the file of --plan, or nothing without the flag. Throws Error for a file that has no
+// plan.
 std::optional<SavedPlan> PlanOfFile();
-// Throws Error, naming both, for a flag that says something else than the plan of --plan.
+// Throws Error if a flag contradicts the plan of --plan; the message has both values.
 void RequireFlagsAgree(const SavedPlan& plan);
+// Sets --context_parallel and --ulysses to the plan's values, for all code that reads these flags. Throws
+// Error if the plan needs them and the program has no such flags.
+void TakeSequenceCuts(const SavedPlan& plan);
 
 struct GivenPlan {
   SavedPlan text;
-  std::string where;  // it comes from
+  std::string where;  // origin of the plan, for messages: "--plan=FILE"
 };
-// The plan that a program takes instead of searching for one: of --plan; else, where flags ask for a search
-// and do not contradict it, of the run that goes on. Collective: process 0 reads. Throws Error as the two
-// above.
+// Returns the plan that a program uses instead of searching for one: that of --plan; otherwise, if flags ask
+// for a search and do not contradict it, that of the run that is resumed. Collective: process 0 reads. Throws
+// Error as PlanOfFile.
 std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job);
-// Throws Error if the plan is for a model of other weights; prints what machines it was decided for, if
-// others.
+// Throws Error if the plan is for a model with other weights. Prints the machines that the plan was made for
+// if they are not these.
 void RequirePlanFits(const Launcher& launcher, const GivenPlan& plan, const Model& model);
 
-// Writes --save_plan, on the main process. Throws Error.
+// Writes the file of --save_plan on the main process. Throws Error if it cannot be written.
 void SavePlan(const Launcher& launcher, const std::string& text);
 
 }  // namespace oneflow_like

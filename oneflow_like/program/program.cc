@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/checkpoint/source.h"
 #include "oneflow_like/job/source_check.h"
 #include "oneflow_like/job/together.h"
@@ -18,14 +19,12 @@
 #include "oneflow_like/program/plan_file.h"
 #include "oneflow_like/program/resumed.h"
 
-DECLARE_string(zero_axis);
-
 namespace oneflow_like {
 namespace {
 
 // In checkpoints.
 const char *const kDataState = "data_position", *const kContentsState = "data",
-                  *const kRateState = "learning_rate";
+                  *const kRateState = "learning_rate", *const kFlagsState = "kept_flags";
 
 int64_t PositionOf(const std::string& checkpoint, const std::string& text) {
   int64_t position = -1;
@@ -36,7 +35,7 @@ int64_t PositionOf(const std::string& checkpoint, const std::string& text) {
   return position;
 }
 
-RateSchedule RateOf(const Program& program) { return {FLAGS_lr, program.train.lr_schedule}; }
+RateSchedule RateOf(const Program& program) { return {training_flags().lr, program.train.lr_schedule}; }
 
 // What is said of a run that goes on: what is another than in the run that was saved.
 std::vector<std::string> ChangesSince(const std::map<std::string, std::string>& state, const Program& program,
@@ -51,6 +50,8 @@ std::vector<std::string> ChangesSince(const std::map<std::string, std::string>& 
     changes.push_back(ChangeOfData(contents, ContentsOf(*program.samples), position));
   RateSchedule rate;
   if (Parse(text(kRateState), &rate)) changes.push_back(ChangeOfRate(rate, RateOf(program), step));
+  for (const std::string& change : ChangesOfFlags(text(kFlagsState), FlagsWith(kKept)))
+    changes.push_back(change);
   std::erase(changes, "");
   return changes;
 }
@@ -61,59 +62,115 @@ void CheckSaveFolder(Job* job, const std::string& resume, const std::string& new
                      const std::string& saved) {
   if (saved.empty()) return;
   Together(job, "--save is free", [&] {
-    if (newest.empty() ||
-        !std::filesystem::equivalent(std::filesystem::weakly_canonical(newest).parent_path(), FLAGS_save))
-      Fail("--save=", FLAGS_save,
-           ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
+    if (newest.empty() || !std::filesystem::equivalent(
+                              std::filesystem::weakly_canonical(newest).parent_path(), training_flags().save))
+      Fail("--save=", training_flags().save,
+           ": there are checkpoints already; go on from them with --resume=", training_flags().save,
            ", or save in another folder");
     if (!std::filesystem::equivalent(newest, saved))
-      Fail("--resume=", resume, ": --save=", FLAGS_save, " has later checkpoints, up to ", saved,
+      Fail("--resume=", resume, ": --save=", training_flags().save, " has later checkpoints, up to ", saved,
            "; remove them, or save in another folder");
     return "";
   });
 }
 
-// Begins as --resume, --load and the program ask. With --restarts what is in --save already
-// overrides them. Returns the number of the first sample that has not been trained on.
-int64_t Begin(const Launcher& launcher, Model& model, const Program& program) {
+// Loads the run. Throws Error where a flag differs that cannot; any other Error also names the kept flags
+// that differ from those of the saved run.
+Loaded LoadRun(Model& model, const std::string& resume, const std::string& newest) {
+  const auto changes = [&](FlagTraits trait) {
+    const auto state = CheckpointIndex::Read(newest).state;
+    const auto saved = state.find(kFlagsState);
+    return saved == state.end() ? std::vector<std::string>()
+                                : ChangesOfFlags(saved->second, FlagsWith(trait));
+  };
+  if (const std::vector<std::string> fixed = changes(kFixed); !fixed.empty())
+    Fail(fixed[0], "; a run keeps it: repeat the value, or begin another run with --load=", resume);
+  try {
+    return Load(model, resume);
+  } catch (const Error& error) {
+    std::string kept;
+    for (const std::string& change : changes(kKept)) kept += change + "; ";
+    Fail(kept, error.what());
+  }
+}
+
+// Returns work(), which begins a run: its Error is a mistake in the command. Where processes are started
+// again, the run has begun before.
+template <typename Work>
+auto BeforeTheFirstStep(const Launcher& launcher, const Work& work) {
+  try {
+    return work();
+  } catch (const WriteError&) {
+    throw;
+  } catch (const Error& error) {
+    if (launcher.restarted()) throw;
+    throw UsageError(error.what());
+  }
+}
+
+struct Beginning {
+  int64_t sample = 0;  // the first one that has not been trained on
+  bool resumed = false;
+  std::vector<std::string> said;  // sentences about it
+};
+
+// A checkpoint that is named beside others, and is not there, is a mistake.
+void RequireNoOthers(Model& model, const std::string& resume) {
+  const std::filesystem::path named(resume);
+  if (!named.filename().string().starts_with("step-")) return;
   std::vector<std::string> passed_over;
-  const std::string saved = FLAGS_save.empty() ? "" : NewestCheckpoint(model, FLAGS_save, &passed_over);
+  const std::string newest = NewestCheckpoint(model, named.parent_path().string(), &passed_over);
+  if (!newest.empty())
+    throw UsageError(
+        Cat("--resume=", resume, ": there is no such checkpoint; the newest beside it is ", newest));
+}
+
+// Begins as --resume and --load ask. With --restarts what is in --save already overrides them.
+Beginning Begin(const Launcher& launcher, Model& model, const Program& program) {
+  std::vector<std::string> passed_over;
+  Beginning begin;
+  const auto say = [&](const auto&... words) { begin.said.push_back(Cat(words...)); };
+  const std::string saved =
+      training_flags().save.empty() ? "" : NewestCheckpoint(model, training_flags().save, &passed_over);
   const bool again = launcher.restarted() && !saved.empty();
-  const std::string resume = again ? FLAGS_save : FLAGS_resume;
-  const std::string newest = resume.empty()         ? ""
-                             : resume == FLAGS_save ? saved
-                                                    : NewestCheckpoint(model, resume, &passed_over);
-  for (const std::string& sentence : passed_over) launcher.Print("passed over: %s\n", sentence.c_str());
+  const std::string resume = again ? training_flags().save : training_flags().resume;
+  const std::string newest = resume.empty() ? ""
+                             : resume == training_flags().save
+                                 ? saved
+                                 : NewestCheckpoint(model, resume, &passed_over);
+  for (const std::string& sentence : passed_over) say("passed over: ", sentence);
   CheckSaveFolder(program.model.job.get(), resume, newest, saved);
   if (!newest.empty()) {
-    const Loaded loaded = Load(model, resume);
-    launcher.Print("going on from %s\n", loaded.path.c_str());
+    const Loaded loaded = LoadRun(model, resume, newest);
+    begin.resumed = true;
+    say("going on from ", loaded.path);
     if (!loaded.left_alone.empty())
-      launcher.Print("averages of weights begin with the weights of step %ld: the saved run kept none\n",
-                     static_cast<long>(model.next_step()));
+      say("averages of weights begin with the weights of step ", model.next_step(),
+          ": the saved run kept none");
     if (!loaded.dropped.empty())
-      launcher.Print("averages of weights that the saved run kept are dropped: --average continues them\n");
+      say("averages of weights that the saved run kept are dropped: --average continues them");
     const auto data = loaded.state.find(kDataState);
-    const int64_t position =
-        data == loaded.state.end() ? model.next_step() * FLAGS_batch : PositionOf(loaded.path, data->second);
-    for (const std::string& change : ChangesSince(loaded.state, program, model.next_step(), position))
-      launcher.Print("%s\n", change.c_str());
-    return position;
+    begin.sample = data == loaded.state.end() ? model.next_step() * training_flags().batch
+                                              : PositionOf(loaded.path, data->second);
+    for (const std::string& change : ChangesSince(loaded.state, program, model.next_step(), begin.sample))
+      say(change);
+    return begin;
   }
-  if (!resume.empty()) launcher.Print("%s: no checkpoint yet, a fresh start\n", resume.c_str());
-  if (FLAGS_load.ends_with(".safetensors")) {
-    ConvertedSource weights(std::make_shared<FileSource>(FLAGS_load), {DType::kFloat32, true});
-    LoadWeights(model, weights, {.partial = FLAGS_load_partial});
-    launcher.Print("weights of %s\n", FLAGS_load.c_str());
-  } else if (!FLAGS_load.empty()) {
-    const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true, .partial = FLAGS_load_partial});
-    launcher.Print("weights of %s%s\n", loaded.path.c_str(),
-                   loaded.left_alone.empty()
-                       ? ""
-                       : Cat(", without ", loaded.left_alone.size(), " of the model's").c_str());
+  if (!resume.empty()) {
+    RequireNoOthers(model, resume);
+    say(resume, ": no checkpoint yet, a fresh start");
   }
-  if (program.begin) program.begin(model);
-  return 0;
+  if (training_flags().load.ends_with(".safetensors")) {
+    ConvertedSource weights(std::make_shared<FileSource>(training_flags().load), {DType::kFloat32, true});
+    LoadWeights(model, weights, {.partial = training_flags().load_partial});
+    say("weights of ", training_flags().load);
+  } else if (!training_flags().load.empty()) {
+    const Loaded loaded =
+        Load(model, training_flags().load, {.weights_only = true, .partial = training_flags().load_partial});
+    say("weights of ", loaded.path,
+        loaded.left_alone.empty() ? "" : Cat(", without ", loaded.left_alone.size(), " of the model's"));
+  }
+  return begin;
 }
 
 // What the loop keeps in checkpoints beside the program's own.
@@ -123,6 +180,7 @@ std::map<std::string, std::string> StateOf(const Program& program, const DataPip
   state[kDataState] = std::to_string(data.position());
   state[kContentsState] = ToText(contents);
   state[kRateState] = ToText(RateOf(program));
+  state[kFlagsState] = ToText(FlagsWith(kKept));
   return state;
 }
 
@@ -134,7 +192,7 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
   std::optional<SaveHandle> saved;
   float loss = 0;
   const int64_t first = model.next_step();
-  const DataContents contents = FLAGS_save.empty() ? DataContents() : ContentsOf(*program.samples);
+  const DataContents contents = training_flags().save.empty() ? DataContents() : ContentsOf(*program.samples);
   auto finish_one = [&] {
     loss = in_flight.front().Scalar("loss");  // throws, naming the step, when it is NaN
     const int64_t step = in_flight.front().step();
@@ -142,41 +200,43 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
     in_flight.pop_front();
     char line[120];
     std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  %.0f %s/s  %s left",
-                  static_cast<long long>(step + 1), static_cast<long long>(FLAGS_steps),
+                  static_cast<long long>(step + 1), static_cast<long long>(training_flags().steps),
                   static_cast<double>(loss), metrics.rate(), program.unit.c_str(),
-                  MinutesAndSeconds(metrics.step_seconds() * (FLAGS_steps - step - 1)).c_str());
+                  MinutesAndSeconds(metrics.step_seconds() * (training_flags().steps - step - 1)).c_str());
     progress.Update(line);
   };
   bool stop = false;
-  for (int64_t step = first; step < FLAGS_steps && !stop; ++step) {
+  for (int64_t step = first; step < training_flags().steps && !stop; ++step) {
     in_flight.push_back(train.Run(data));
     stop = interruptions && interruptions->Agreed();
-    const bool save = !FLAGS_save.empty() && (stop || step + 1 == FLAGS_steps ||
-                                              (FLAGS_save_every > 0 && (step + 1) % FLAGS_save_every == 0));
+    const bool save = !training_flags().save.empty() &&
+                      (stop || step + 1 == training_flags().steps ||
+                       (training_flags().save_every > 0 && (step + 1) % training_flags().save_every == 0));
     // Steps are in the log before they are saved, so that a kill leaves no gap.
     while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight)))
       finish_one();
     if (save)
-      saved = Save(model, FLAGS_save,
+      saved = Save(model, training_flags().save,
                    {.state = StateOf(program, data, contents),
                     .files = program.files,
-                    .keep = static_cast<int>(FLAGS_keep),
-                    .local = FLAGS_local});
+                    .keep = static_cast<int>(training_flags().keep),
+                    .local = training_flags().local});
   }
   while (!in_flight.empty()) finish_one();
   if (saved) saved->Wait();
   progress.End();
-  if (!stop && interruptions && first < FLAGS_steps)
+  if (!stop && interruptions && first < training_flags().steps)
     stop = interruptions->Agreed();  // while the last was saved
   if (stop) return saved->path();
-  const int64_t steps = std::max<int64_t>(0, FLAGS_steps - first);
+  const int64_t steps = std::max<int64_t>(0, training_flags().steps - first);
   if (steps == 0) {
-    launcher.Print("all of the %lld steps had been made before\n", static_cast<long long>(FLAGS_steps));
+    launcher.Print("all of the %lld steps had been made before\n",
+                   static_cast<long long>(training_flags().steps));
     return "";
   }
   launcher.Print("%lld steps in %s, last loss %.4f, %.0f %s/s\n", static_cast<long long>(steps),
                  MinutesAndSeconds(metrics.seconds()).c_str(), static_cast<double>(loss),
-                 static_cast<double>(steps * FLAGS_batch * program.per_sample) / metrics.seconds(),
+                 static_cast<double>(steps * training_flags().batch * program.per_sample) / metrics.seconds(),
                  program.unit.c_str());
   return "";
 }
@@ -198,7 +258,7 @@ auto OfPlan(const std::optional<GivenPlan>& given, const Make& make) {
 
 // What the files of the processes must have alike.
 void RequireSameFiles(const Program& program) {
-  if (!FLAGS_compare_data) return;
+  if (!training_flags().compare_data) return;
   Job* job = program.model.job.get();
   if (job && program.samples) RequireSameData(job, "the data to learn from", FactsOf(*program.samples));
   if (job && program.held_out) RequireSameData(job, "the data held out", FactsOf(*program.held_out));
@@ -206,8 +266,8 @@ void RequireSameFiles(const Program& program) {
 
 // With --restarts what is in --save already overrides --resume.
 std::string ResumeFrom(const Launcher& launcher) {
-  const bool again = launcher.restarted() && !Checkpoints(FLAGS_save).empty();
-  return again ? FLAGS_save : FLAGS_resume;
+  const bool again = launcher.restarted() && !Checkpoints(training_flags().save).empty();
+  return again ? training_flags().save : training_flags().resume;
 }
 
 bool GoesOn(const Launcher& launcher) {
@@ -216,26 +276,35 @@ bool GoesOn(const Launcher& launcher) {
 }
 
 std::string BeginningOf(const Launcher& launcher) {
-  return GoesOn(launcher) ? NewestCheckpoint(ResumeFrom(launcher)) : FLAGS_load;
+  return GoesOn(launcher) ? NewestCheckpoint(ResumeFrom(launcher)) : training_flags().load;
 }
 
 void RequireBeginning(const Launcher& launcher) {
-  if (std::error_code error; !FLAGS_load.empty() && !std::filesystem::exists(FLAGS_load, error))
-    Fail("--load=", FLAGS_load, ": there is nothing of that name");
-  if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
-  if (FLAGS_local) return;  // loading finds the newest that all hosts have
+  if (std::error_code error;
+      !training_flags().load.empty() && !std::filesystem::exists(training_flags().load, error))
+    Fail("--load=", training_flags().load, ": there is nothing of that name");
+  if (!launcher.main_process() || launcher.dry_run() || training_flags().simulate) return;
+  if (training_flags().local) return;  // loading finds the newest that all hosts have
   if (GoesOn(launcher)) return RequireCheckpoint(ResumeFrom(launcher));
-  if (FLAGS_load.ends_with(".safetensors")) {
-    const FileSource weights(FLAGS_load);
-  } else if (!FLAGS_load.empty()) {
-    RequireCheckpoint(FLAGS_load);
+  if (training_flags().load.ends_with(".safetensors")) {
+    const FileSource weights(training_flags().load);
+  } else if (!training_flags().load.empty()) {
+    RequireCheckpoint(training_flags().load);
   }
+}
+
+int ProgramMain(int argc, char** argv, const std::string& usage, const std::vector<FlagGroup>& groups,
+                const std::function<int(const Launcher& launcher)>& body) {
+  std::vector<FlagGroup> all = groups;
+  for (FlagGroup& group : TrainingGroups()) all.push_back(std::move(group));
+  Launcher launcher(&argc, &argv, usage, kTrainingMesh, TrainingProgram, all);
+  return launcher.Main([&] { return body(launcher); });
 }
 
 void RequireFolder(const Launcher& launcher, const std::string& flag, const std::string& value,
                    const std::string& folder) {
-  const bool everywhere = FLAGS_local && flag == "save";  // each host has its own
-  if (!(launcher.main_process() || everywhere) || launcher.dry_run() || FLAGS_simulate) return;
+  const bool everywhere = training_flags().local && flag == "save";  // each host has its own
+  if (!(launcher.main_process() || everywhere) || launcher.dry_run() || training_flags().simulate) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) Fail("--", flag, "=", value, ": folder ", folder, " cannot be made: ", error.message());
@@ -244,9 +313,10 @@ void RequireFolder(const Launcher& launcher, const std::string& flag, const std:
 }
 
 void RequireFolders(const Launcher& launcher) {
-  if (!FLAGS_save.empty()) RequireFolder(launcher, "save", FLAGS_save, FLAGS_save);
-  if (!FLAGS_tensorboard.empty())
-    RequireFolder(launcher, "tensorboard", FLAGS_tensorboard, FLAGS_tensorboard);
+  if (!training_flags().save.empty())
+    RequireFolder(launcher, "save", training_flags().save, training_flags().save);
+  if (!training_flags().tensorboard.empty())
+    RequireFolder(launcher, "tensorboard", training_flags().tensorboard, training_flags().tensorboard);
 }
 
 int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Program& of_flags) {
@@ -263,10 +333,15 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
   if (plan) {
     mesh = plan->mesh;
     program.model.auto_cuts = AutoCuts::kNone;
+    program.train = OnMesh(program.train, mesh);
+    if (program.train.reduce_axis != of_flags.train.reduce_axis)
+      launcher.Print("the mesh of the plan, %s, has no %s of --reduce_axis: gradients are summed in fp32\n",
+                     mesh.str().c_str(), of_flags.train.reduce_axis.c_str());
     plan->Set(&program.model, &program.train);
-    if (plan->zero > 0) program.model.zero.axis = FLAGS_zero_axis;
     program.model.plan = *plan;
   }
+  if (!plan) RequireAxesOfFlags(mesh);
+  program.train.parallel.batch = BatchAxis(mesh);
   Model model(mesh, program.model);
   const Tensor loss = OfPlan(given, [&] {
     if (plan && program.chosen) program.chosen(mesh, plan->sequence_parallel);
@@ -275,9 +350,12 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
   if (given) RequirePlanFits(launcher, *given, model);
   Session train = OfPlan(given, [&] { return Train(loss, program.optimizer, program.train); });
   SavedPlan decided = train.Plan();
-  decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : CutsSequences();
+  decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : IsOn("sequence_parallel");
+  decided.decisions.context_parallel = IsOn("context_parallel");
+  decided.decisions.ulysses = IsOn("ulysses");
   if (plan || SearchesForPlan()) program.state[kPlanState] = PlanState(ToText(decided));
   SavePlan(launcher, ToText(decided));
+  for (const std::string& sentence : train.AxisWarnings()) launcher.Print("warning: %s\n", sentence.c_str());
   launcher.Print("%s", model.CutsText().c_str());
   if (launcher.explain()) launcher.Print("%s", model.CutReasons().c_str());
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
@@ -285,34 +363,38 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     launcher.Print("%s", train.SummaryText().c_str());
     return 0;
   }
-  if (FLAGS_simulate) {
-    PrintSimulation(launcher, train, static_cast<double>(FLAGS_batch * program.per_sample), program.unit);
+  if (training_flags().simulate) {
+    PrintSimulation(launcher, train, static_cast<double>(training_flags().batch * program.per_sample),
+                    program.unit);
     return 0;
   }
-  launcher.Print("%s, on %s\n", program.about.c_str(), mesh.str().c_str());
   std::optional<Interruptions> interruptions;
-  if (!FLAGS_save.empty()) interruptions.emplace(launcher);
-  const int64_t start = Begin(launcher, model, program);
+  if (!training_flags().save.empty()) interruptions.emplace(launcher);
+  const Beginning begin = BeforeTheFirstStep(launcher, [&] { return Begin(launcher, model, program); });
+  launcher.Print("%s, on %s\n", program.about.c_str(), mesh.str().c_str());
+  for (const std::string& sentence : begin.said) launcher.Print("%s\n", sentence.c_str());
+  if (program.begin && !begin.resumed) BeforeTheFirstStep(launcher, [&] { program.begin(model); });
   std::string saved;
   std::optional<Metrics> metrics;
   {
-    DataPipeline rows(program.samples, {.batch = FLAGS_batch,
+    DataPipeline rows(program.samples, {.batch = training_flags().batch,
                                         .seed = program.model.seed,
                                         .needs = train.Needs(),
-                                        .start = start,
+                                        .start = begin.sample,
                                         .threads = launcher.data_threads(),
-                                        .compare = FLAGS_compare_data});
-    metrics.emplace(train, MetricsOptions{.json = FLAGS_log_json,
-                                          .tensorboard = FLAGS_tensorboard,
-                                          .unit = program.unit,
-                                          .per_step = static_cast<double>(FLAGS_batch * program.per_sample),
-                                          .peak_flops = FLAGS_peak_flops});
+                                        .compare = training_flags().compare_data});
+    metrics.emplace(
+        train, MetricsOptions{.json = training_flags().log_json,
+                              .tensorboard = training_flags().tensorboard,
+                              .unit = program.unit,
+                              .per_step = static_cast<double>(training_flags().batch * program.per_sample),
+                              .peak_flops = training_flags().peak_flops});
     saved = RunTraining(launcher, program, model, train, rows, *metrics,
                         interruptions ? &*interruptions : nullptr);
   }
   if (!saved.empty()) {
     launcher.Print("interrupted: the run is saved in %s, --resume=%s goes on from there; exit code %d\n",
-                   saved.c_str(), FLAGS_save.c_str(), kInterrupted);
+                   saved.c_str(), training_flags().save.c_str(), kInterrupted);
     train.Close();
     return kInterrupted;
   }
@@ -324,7 +406,7 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
 }
 
 Dims BatchOf(const Dims& field) {
-  Dims shape = {FLAGS_batch};
+  Dims shape = {training_flags().batch};
   for (int64_t extent : field) shape.push_back(extent);
   return shape;
 }
@@ -332,14 +414,14 @@ Dims BatchOf(const Dims& field) {
 void ForEachHeldOut(const Launcher& launcher, Session& session, std::shared_ptr<const SampleSource> source,
                     const std::map<std::string, double>& fill,
                     const std::function<void(const StepResult& result, int64_t rows)>& see) {
-  DataPipeline data(std::move(source), {.batch = FLAGS_batch,
+  DataPipeline data(std::move(source), {.batch = training_flags().batch,
                                         .shuffle = false,
                                         .needs = session.Needs(),
                                         .epochs = 1,
                                         .fill = fill,
                                         .threads = launcher.data_threads(),
-                                        .compare = FLAGS_compare_data});
-  for (int64_t batch = 0; batch < FLAGS_eval_batches && data.More(); ++batch) {
+                                        .compare = training_flags().compare_data});
+  for (int64_t batch = 0; batch < training_flags().eval_batches && data.More(); ++batch) {
     const StepResult result = session.Run(data);
     see(result, data.rows());
   }

@@ -1,6 +1,6 @@
-// The common part of programs that train: they begin or go on, save, report each step, stop when they
-// are told to, and look at what is held out. A program gives its data and its model; flags are those of
-// training_flags.h.
+// The common part of programs that train: they begin or resume a run, save checkpoints, report each step,
+// stop when they are told to, and measure held-out data. A program provides its data, its model and the flags
+// of its own; docs/your_own_program.md shows one.
 #pragma once
 
 #include <functional>
@@ -14,59 +14,66 @@
 
 namespace oneflow_like {
 
+// The body of main(): makes the Launcher, with the flags of `groups` before those of training_flags.h, and
+// runs `body`. Returns the exit code.
+int ProgramMain(int argc, char** argv, const std::string& usage, const std::vector<FlagGroup>& groups,
+                const std::function<int(const Launcher& launcher)>& body);
+
 struct Program {
   std::string about;                            // the data and the model, for people
   std::shared_ptr<const SampleSource> samples;  // to learn from, with a field for each input
-  // What is looked at in the end, where it comes from other files: processes compare it at the start, too.
-  // May be empty.
+  // Data to measure at the end that comes from other files, which processes then compare at the start. May be
+  // empty.
   std::shared_ptr<const SampleSource> held_out = {};
-  std::string unit = "samples";  // that rates count, and how many a sample has
-  int64_t per_sample = 1;
+  std::string unit = "samples";              // of rates: "tokens"
+  int64_t per_sample = 1;                    // units in a sample
   std::function<Tensor(Model& model)> loss;  // builds the model's own graph; inputs are of --batch samples
   Optimizer optimizer;
   ModelOptions model;
   TrainOptions train;
-  std::map<std::string, std::string> state = {};  // beside what the loop keeps in checkpoints
+  std::map<std::string, std::string> state = {};  // texts of the program that checkpoints keep
   std::map<std::string, std::string> files = {};  // SaveOptions::files
-  // The loss with sequences cut over tp between products, or not, whatever flags say; called by several
-  // threads at once. Empty: the program cannot cut them.
+  // Builds the loss with sequences cut over tp between matrix products, or not, whatever the flags say.
+  // Several threads call it at a time. Empty: the program cannot cut sequences.
   std::function<Tensor(Model& model, bool sequence_parallel)> cut_loss = {};
-  // Called when a plan says what --mesh and --sequence_parallel would: what was made of them is made again.
-  // May be empty.
+  // Called if a plan chooses the mesh and whether sequences are cut, before `loss`: updates what the program
+  // has made from --mesh and --sequence_parallel. May be empty.
   std::function<void(const Mesh& mesh, bool sequence_parallel)> chosen = {};
-  // Weights from elsewhere, where the run begins and does not go on; after --load. May be empty.
+  // Called when a run begins and is not resumed, after --load: loads weights from elsewhere. May be empty.
   std::function<void(Model& model)> begin = {};
-  // Follows a training that has made all its steps; what is measured goes to `metrics`. May be empty.
+  // Called after the last step, with the trained weights: measures, and adds what it finds to `metrics`. May
+  // be empty.
   std::function<void(Model& model, Metrics& metrics)> end = {};
 };
 
-// Makes a folder that gets something later, and tries whether it can be written; of a flag and its value.
-// Does nothing in a dry run. Throws Error.
+// Creates a folder that the value of a flag names, and checks that it can be written. Does nothing in a dry
+// run. Throws Error.
 void RequireFolder(const Launcher& launcher, const std::string& flag, const std::string& value,
                    const std::string& folder);
-// The same of those of --save and --tensorboard.
+// Does so for --save and --tensorboard.
 void RequireFolders(const Launcher& launcher);
 
-// The checkpoint that the run goes on from (--resume, --restarts), else what it begins with (--load); empty:
-// neither. Throws Error for a --resume that cannot be one.
+// Returns the checkpoint that the run resumes (--resume, --restarts), otherwise the one that it loads weights
+// from
+// (--load), otherwise an empty text. Throws Error if --resume cannot be read.
 std::string BeginningOf(const Launcher& launcher);
-// Whether it is a checkpoint to go on from.
+// Returns whether the run is resumed.
 bool GoesOn(const Launcher& launcher);
-// Throws Error where it is missing or broken, which is a mistake of the command as long as no session is
-// made; TrainProgram calls it. One process looks, as thousands would be many for a file system that they
-// share.
+// Throws Error if that checkpoint is missing or broken. Call it before the first session is made: the error
+// is then reported as a mistake in the command. TrainProgram calls it. Only one process reads, to spare a
+// shared file system.
 void RequireBeginning(const Launcher& launcher);
 
-// From the compiled training to its end: returns the exit code. Flags, files and folders have been checked.
-// With --auto_mesh the mesh is another one, and so is what else of the program is the search's choice.
+// Compiles the training and runs it to its end. Returns the exit code. Flags, files and folders have been
+// checked. With --auto_mesh or --plan the mesh, and other choices of the program, are those of the plan.
 int TrainProgram(const Launcher& launcher, const Mesh& mesh, const Program& program);
 
-// --batch before the extents of a sample's field.
+// Returns the shape of a batch of samples: --batch, then the extents of the field.
 Dims BatchOf(const Dims& field);
 
-// Runs `session`, whose inputs are of --batch samples, over `source` once and in its order, at most
-// --eval_batches times. `see` is given each result and how many rows of its batch are samples; those behind
-// them are 0, or as `fill` says for their field.
+// Runs `session`, whose inputs have --batch samples, once over `source` in order, at most --eval_batches
+// times. `see` gets each result and the number of rows of its batch that are samples; the rows after them are
+// 0, or the value that `fill` has for their field.
 void ForEachHeldOut(const Launcher& launcher, Session& session, std::shared_ptr<const SampleSource> source,
                     const std::map<std::string, double>& fill,
                     const std::function<void(const StepResult& result, int64_t rows)>& see);

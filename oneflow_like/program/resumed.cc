@@ -1,5 +1,6 @@
 #include "oneflow_like/program/resumed.h"
 
+#include <charconv>
 #include <locale>
 #include <sstream>
 
@@ -16,6 +17,16 @@ std::string Exactly(double number) {
   text.precision(17);
   text << number;
   return text.str();
+}
+
+// "0.1" for "0.10000000000000001", as gflags writes a number; other text as it is.
+std::string Shortest(const std::string& value) {
+  double number = 0;
+  const char* end = value.data() + value.size();
+  const auto [rest, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc() || rest != end || value.find('.') == std::string::npos) return value;
+  char digits[40];
+  return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
 }
 
 std::string PlaceOf(int64_t position, int64_t samples) {
@@ -35,6 +46,12 @@ std::string ToText(const DataContents& contents) { return Cat(contents.samples, 
 std::string ToText(const RateSchedule& rate) {
   return Cat(Exactly(rate.lr), ' ', rate.schedule.warmup, ' ', rate.schedule.total, ' ',
              Exactly(rate.schedule.final));
+}
+
+std::string ToText(const KeptFlags& flags) {
+  std::string text;
+  for (const auto& [name, value] : flags) text += Cat("--", name, "=", value, "\n");
+  return text;
 }
 
 bool Parse(const std::string& text, DataContents* contents) {
@@ -73,6 +90,17 @@ std::string ChangeOfRate(const RateSchedule& saved, const RateSchedule& here, in
              here.schedule.total == saved.schedule.total
                  ? ""
                  : Cat("; --schedule_steps=", saved.schedule.total, " keeps its schedule"));
+}
+
+std::vector<std::string> ChangesOfFlags(const std::string& saved, const KeptFlags& here) {
+  std::vector<std::string> changes;
+  std::istringstream lines(saved);
+  for (std::string line; std::getline(lines, line);)
+    for (const auto& [name, value] : here)
+      if (line.starts_with(Cat("--", name, "=")) && line != Cat("--", name, "=", value))
+        changes.push_back(Cat("--", name, "=", Shortest(value), " differs from --", name, "=",
+                              Shortest(line.substr(name.size() + 3)), " of the saved run"));
+  return changes;
 }
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// Data that needs no files and can be learnt: pictures of classes, clicks. A sample is a function of the seed
-// and its number alone.
+// Synthetic data that can be learnt: pictures of classes, and clicks. A sample is a function of the seed and
+// its number alone.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class SyntheticImages final : public SampleSource {
  public:
   struct Options {
     int64_t channels = 3, height = 32, width = 32;
-    int64_t classes = 10, first_class = 0;  // labels are 0 .. classes - 1, whichever the first pattern is
-    int64_t first = 0, samples = 1 << 16;   // others held out begin where these end
+    int64_t classes = 10, first_class = 0;  // labels are 0 .. classes - 1; `first_class` chooses the patterns
+    int64_t first = 0, samples = 1 << 16;   // number of the first sample; held-out ones begin where these end
     uint64_t seed = 1;
   };
   explicit SyntheticImages(const Options& options);

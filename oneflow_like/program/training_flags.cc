@@ -1,7 +1,5 @@
 #include "oneflow_like/program/training_flags.h"
 
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -9,59 +7,20 @@
 #include <utility>
 #include <vector>
 
+#include "oneflow_like/launch/launcher_flags.h"
 #include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/huggingface_run.h"
+#include "oneflow_like/program/picture_data.h"
 #include "oneflow_like/program/plan_file.h"
 #include "oneflow_like/program/precision.h"
 #include "oneflow_like/simulate.h"
 #include "sbp/collective_cost.h"
 
-DEFINE_bool(auto, false, "cut weights by estimate");
-DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
-DEFINE_string(plan, "", "file: a plan of --save_plan");
-DEFINE_string(save_plan, "", "file that gets the plan");
-DEFINE_int64(micro_batches, 1, "parts of the batch");
-DEFINE_int64(steps, 200, "optimizer steps");
-DEFINE_double(lr, 1e-3, "learning rate at its highest");
-DEFINE_int64(warmup, 20, "steps of rise; then a cosine");
-DEFINE_int64(schedule_steps, 0, "of the cosine; 0: --steps");
-DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
-DEFINE_double(average, 0, "decay of averages; 0: none");
-DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
-DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b, gpipe, interleaved, zero_bubble");
-DEFINE_int32(virtual_stages, 1, "rounds over the stages");
-DEFINE_string(stages, "auto", "layers of each: 3,5 or auto");
-DEFINE_string(recompute, "none", "none, selective, full or auto");
-DEFINE_int32(zero, 0, "stage of ZeRO, 1 to 3; 0: none");
-DEFINE_int32(prefetch, 1, "layers ahead in stage 3");
-DEFINE_string(bucket, "25MB", "of small messages; 0: none");
-DEFINE_int32(overlap, 1, "product chunks beside messages");
-DEFINE_double(link, 0, "Mbit/s between hosts; 0: guessed");
-DEFINE_string(collective, "", "of messages: ring, tree; empty: auto");
-DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
-DEFINE_bool(simulate, false, "steps on paper: times, memory");
-DEFINE_string(topology, "", "file: the machines to plan for");
-DEFINE_bool(compare_data, true, "hosts must have equal data");
-DEFINE_string(log_json, "", "gets one JSON object per step");
-DEFINE_string(tensorboard, "", "folder for TensorBoard's files");
-DEFINE_double(peak_flops, 0, "a device's, for mfu; 0: unknown");
-DEFINE_string(save, "", "folder that gets checkpoints");
-DEFINE_int64(save_every, 0, "steps; 0: at the end alone");
-DEFINE_bool(local, false, "--save where hosts share none");
-DEFINE_int64(keep, 3, "newest checkpoints kept; 0: all");
-DEFINE_string(resume, "", "goes on from checkpoints, if any");
-DEFINE_string(load, "", "checkpoint with first weights");
-DEFINE_bool(load_partial, false, "--load what both have");
-
-DECLARE_int64(memory_budget);  // of the launcher
-DECLARE_string(mesh);          // of the launcher
-DECLARE_string(trace);         // of the launcher
-DECLARE_uint64(seed);          // of the launcher
-DECLARE_int32(processes);      // of the launcher
-
 namespace oneflow_like {
 namespace {
 
 Recompute RecomputeOf(const std::string& name) {
+  // What gathers again is another flag's.
   for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull, Recompute::kAuto})
     if (name == Name(r)) return r;
   Fail("--recompute=", name, ": must be none, selective, full or auto");
@@ -77,9 +36,10 @@ PipelineSchedule ScheduleNamed(const std::string& name) {
 // "3,4,4" -> {3, 4, 4}, "auto" -> {}.
 std::vector<int64_t> LayersOfStages() {
   std::vector<int64_t> layers;
-  if (FLAGS_stages == "auto") return layers;
-  if (FLAGS_stages.empty()) Fail("--stages is empty: must be auto, or numbers of layers like 3,4,4,3");
-  std::stringstream text(FLAGS_stages);
+  if (training_flags().stages == "auto") return layers;
+  if (training_flags().stages.empty())
+    Fail("--stages is empty: must be auto, or numbers of layers like 3,4,4,3");
+  std::stringstream text(training_flags().stages);
   for (std::string number; std::getline(text, number, ',');) {
     size_t used = 0;
     try {
@@ -88,43 +48,29 @@ std::vector<int64_t> LayersOfStages() {
       used = std::string::npos;
     }
     if (number.empty() || used != number.size())
-      Fail("--stages=", FLAGS_stages, ": must be auto, or numbers of layers like 3,4,4,3");
+      Fail("--stages=", training_flags().stages, ": must be auto, or numbers of layers like 3,4,4,3");
   }
   return layers;
 }
 
-// "25MB", "64KB", "0", "1000000"
-int64_t BytesOfBucket() {
-  constexpr int64_t kMostBytes = int64_t{1} << 40;
-  std::istringstream text(FLAGS_bucket);
-  int64_t number = -1;
-  std::string unit;
-  const bool is_number = static_cast<bool>(text >> number);
-  text >> unit;
-  const std::map<std::string, int64_t> units = {{"", 1}, {"KB", 1 << 10}, {"MB", 1 << 20}, {"GB", 1 << 30}};
-  std::string rest;
-  if (!is_number || number < 0 || units.count(unit) == 0 || text >> rest ||
-      number > kMostBytes / units.at(unit))
-    Fail("--bucket=", FLAGS_bucket, ": must be a size such as 25MB, 64KB or 0, below a terabyte");
-  return number * units.at(unit);
-}
-
 // Machines that cannot be planned for or simulated are refused before anything has begun.
 void CheckTopology() {
-  if (FLAGS_simulate && FLAGS_topology.empty())
+  if (training_flags().simulate && training_flags().topology.empty())
     Fail("--simulate needs --topology, a file that describes the machines; examples/topologies has some");
-  if (FLAGS_topology.empty()) return;
+  if (training_flags().topology.empty()) return;
   const int64_t chosen = TrainingProgram().chosen_mesh_devices;
-  RequireDevices(ReadTopology(FLAGS_topology),
-                 chosen > 0 ? chosen : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
+  RequireDevices(
+      ReadTopology(training_flags().topology),
+      chosen > 0 ? chosen
+                 : Mesh::Parse(launcher_flags().mesh.empty() ? kTrainingMesh : launcher_flags().mesh).size());
 }
 
 void CheckMeshSize() {
-  const Mesh mesh = Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh);
-  const std::string who = "--mesh=" + FLAGS_mesh;
+  const Mesh mesh = Mesh::Parse(launcher_flags().mesh.empty() ? kTrainingMesh : launcher_flags().mesh);
+  const std::string who = "--mesh=" + launcher_flags().mesh;
   if (mesh.size() > kMostDevices)
     Fail(who, ": ", mesh.size(), " devices, but plans can be made for at most ", kMostDevices);
-  const bool estimated = !FLAGS_topology.empty() && mesh.kind() != "cuda";
+  const bool estimated = !training_flags().topology.empty() && mesh.kind() != "cuda";
   const int most = estimated ? kMostEstimatedAlongAxis : kMostAlongAxis;
   for (int a = 0; a < mesh.rank(); ++a)
     if (mesh.axis_size(a) > most)
@@ -135,74 +81,225 @@ void CheckMeshSize() {
 
 }  // namespace
 
+TrainingFlags& training_flags() {
+  static auto* flags = new TrainingFlags;  // gflags keeps pointers to the fields
+  return *flags;
+}
+
+int64_t BytesOfBucket() {
+  constexpr int64_t kMostBytes = int64_t{1} << 40;
+  std::istringstream text(training_flags().bucket);
+  int64_t number = -1;
+  std::string unit;
+  const bool is_number = static_cast<bool>(text >> number);
+  text >> unit;
+  const std::map<std::string, int64_t> units = {{"", 1}, {"KB", 1 << 10}, {"MB", 1 << 20}, {"GB", 1 << 30}};
+  std::string rest;
+  if (!is_number || number < 0 || units.count(unit) == 0 || text >> rest ||
+      number > kMostBytes / units.at(unit))
+    Fail("--bucket=", training_flags().bucket, ": must be a size such as 25MB, 64KB or 0, below a terabyte");
+  return number * units.at(unit);
+}
+
+std::vector<FlagGroup> TrainingGroups() {
+  constexpr double kMany = 1e9;
+  TrainingFlags& f = training_flags();
+  return {
+      {"training",
+       "Training",
+       {{"batch", &f.batch, Cat("Sets how many ", f.unit, " one step takes, over all devices."),
+         RangeOf(1, 1 << 20), kCommon | kKept},
+        {"micro_batches", &f.micro_batches, "Divides the batch into this many parts, one after the other.",
+         RangeOf(1, kMostMicroBatches), kCommon},
+        {"steps", &f.steps, "Trains until this many optimizer steps have been made.", RangeOf(1, kMany),
+         kCommon},
+        {"lr", &f.lr, "Sets the highest learning rate, from which a cosine falls to a tenth.",
+         RangeAbove(0, 1e30), kCommon},
+        {"warmup", &f.warmup,
+         "Raises the learning rate linearly for this many steps before the cosine decay.", RangeOf(0, kMany)},
+        {"schedule_steps", &f.schedule_steps,
+         "Sets the number of steps after which the cosine decay ends; 0 means --steps.", RangeOf(0, kMany)},
+        {"clip", &f.clip, "Scales gradients down to this norm if theirs is larger; 0 never does.",
+         RangeOf(0, 1e30), kKept},
+        {"average", &f.average,
+         "Keeps averages of the weights with this decay, for example 0.999, and evaluates with them; 0 keeps "
+         "none.",
+         RangeOf(0, 0.999999)},
+        {"dtype", &f.dtype, "Computes matrix products and activations in fp32, bf16 or fp16.",
+         ChoiceOf({"fp32", "bf16", "fp16"}), kCommon | kKept},
+        {"eval_batches", &f.eval_batches,
+         Cat("Measures at most this many batches of held-out ", f.unit, " at the end; 0 measures none."),
+         RangeOf(0, kMany)},
+        {"compare_data", &f.compare_data, "Requires that the files of all hosts have equal contents."}}},
+      {"parallelism",
+       "Parallelism",
+       {{"zero", &f.zero,
+         "Cuts the optimizer state over --zero_axis (1), also gradients (2), also weights (3); 0 cuts "
+         "nothing.",
+         RangeOf(0, 3), kCommon},
+        {"zero_axis", &f.zero_axis, "Names the mesh axis of --zero, or several such as dp*tp."},
+        {"prefetch", &f.prefetch,
+         "Gathers the weights of this many layers ahead with --zero=3, and copies this many ahead with "
+         "--offload.",
+         RangeOf(0, 1000)},
+        {"offload", &f.offload,
+         "Keeps parts in the memory of the hosts: activations, optimizer, optimizer:0.5 (a share), weights "
+         "and tables, separated by commas."},
+        {"recompute", &f.recompute,
+         "Recomputes parts of each layer in the backward pass to save memory: none, selective, full or auto.",
+         ChoiceOf({"none", "selective", "full", "auto"}), kCommon},
+        {"gather_again", &f.gather_again,
+         "Sends messages again in the backward pass instead of keeping their results."},
+        {"schedule", &f.schedule,
+         "Orders the micro-batches of a pipeline: 1f1b, gpipe, interleaved or zero_bubble.",
+         ChoiceOf({"1f1b", "gpipe", "interleaved", "zero_bubble"})},
+        {"virtual_stages", &f.virtual_stages,
+         "Distributes the layers over the stages of a pipeline in this many rounds.", RangeOf(1, 1000)},
+        {"stages", &f.stages,
+         "Lists the number of layers of each stage, for example 3,5; auto divides them by time."},
+        {"auto_mesh", &f.auto_mesh,
+         "Finds mesh, micro-batches, schedule, ZeRO and recomputation for this many devices; 0 takes --mesh.",
+         RangeOf(0, kMostDevices), kCommon},
+        {"auto", &f.automatic,
+         "Chooses the mesh axes along which each weight is cut, by the estimated time of a step."},
+        {"plan", &f.plan,
+         "Uses the plan in this file, which --save_plan wrote, instead of searching for one."},
+        {"save_plan", &f.save_plan, "Writes the plan of the run to this file."},
+        {"topology", &f.topology, "Plans for the machines that this file describes."},
+        {"simulate", &f.simulate,
+         "Runs the plan on a virtual clock, on the machines of --topology, and prints what a step takes."},
+        {"bucket", &f.bucket,
+         "Joins small messages of weights and gradients up to this size, for example 25MB; 0 joins none."},
+        {"overlap", &f.overlap,
+         "Cuts matrix products into up to this many chunks, so that one is computed while another is sent.",
+         RangeOf(1, kMostChunks)},
+        {"link", &f.link,
+         "Sets the bandwidth between hosts that estimates assume, in Mbit/s; 0 means the default of the kind "
+         "of device.",
+         RangeOf(0, 1e9)},
+        {"collective", &f.collective,
+         "Names the algorithm by which processors exchange messages, for example ring or "
+         "all_reduce:ring,all_gather:direct; empty chooses the cheapest."},
+        {"reduce_dtype", &f.reduce_dtype, "Sends and sums gradients in fp32, bf16 or fp16.",
+         ChoiceOf({"fp32", "bf16", "fp16"})},
+        {"reduce_axis", &f.reduce_axis,
+         "Limits --reduce_dtype to these mesh axes, for example replica; empty means all."}}},
+      {"checkpoints",
+       "Checkpoints",
+       {{"save", &f.save, "Writes checkpoints to this folder.", {}, kCommon},
+        {"save_every", &f.save_every,
+         "Sets after how many steps a checkpoint is saved; 0 saves only at the end.", RangeOf(0, kMany),
+         kCommon},
+        {"keep", &f.keep, "Keeps this many of the newest checkpoints; 0 keeps all.", RangeOf(0, kMany)},
+        {"resume",
+         &f.resume,
+         "Continues from the newest checkpoint in this folder, or from the one that is named; without any, "
+         "the "
+         "run starts afresh.",
+         {},
+         kCommon},
+        {"load", &f.load, "Begins with the weights of a checkpoint or a safetensors file."},
+        {"load_partial", &f.load_partial,
+         "Allows --load to skip weights that only the model or only the file has."},
+        {"local", &f.local,
+         "Saves the part of each host on its own disk, in a folder of the name of --save."}}},
+      {"metrics",
+       "Metrics",
+       {{"log_json", &f.log_json, "Writes one JSON object per step to this file.", {}, kCommon | kPerProcess},
+        {"tensorboard",
+         &f.tensorboard,
+         "Writes TensorBoard's event files to this folder.",
+         {},
+         kCommon | kPerProcess},
+        {"peak_flops", &f.peak_flops,
+         "Sets the floating-point operations per second of a device, for mfu; 0 means unknown.",
+         RangeOf(0, 1e30)}}}};
+}
+
 void PrintSimulation(const Launcher& launcher, const Session& session, double per_step,
                      const std::string& unit) {
   if (!launcher.main_process()) return;
-  const Simulated simulated = Simulate(session, ReadTopology(FLAGS_topology),
-                                       {.trace_file = FLAGS_trace, .processes = FLAGS_processes});
+  const Simulated simulated =
+      Simulate(session, ReadTopology(training_flags().topology),
+               {.trace_file = launcher_flags().trace, .processes = launcher_flags().processes});
   launcher.Print("%s", simulated.Text(per_step, unit).c_str());
 }
 
-void CheckTrainingFlags(const std::string& samples) {
-  constexpr int64_t kMany = 1'000'000'000;
+void CheckTrainingFlags() {
   CheckMeshSize();
-  CheckRange<int64_t>("--batch", FLAGS_batch, 1, 1 << 20);
-  CheckRange<int64_t>("--micro_batches", FLAGS_micro_batches, 1, kMostMicroBatches);
-  CheckRange<int64_t>("--steps", FLAGS_steps, 1, kMany);
-  CheckRange<int64_t>("--warmup", FLAGS_warmup, 0, kMany);
-  CheckRange<int64_t>("--schedule_steps", FLAGS_schedule_steps, 0, kMany);
-  CheckRange<int64_t>("--save_every", FLAGS_save_every, 0, kMany);
-  CheckRange<int64_t>("--keep", FLAGS_keep, 0, kMany);
-  CheckRange<int64_t>("--eval_batches", FLAGS_eval_batches, 0, kMany);
-  for (std::string* path : {&FLAGS_save, &FLAGS_resume, &FLAGS_load})
+  for (std::string* path : {&training_flags().save, &training_flags().resume, &training_flags().load})
     while (path->size() > 1 && path->back() == '/') path->pop_back();
-  if (FLAGS_save.empty() && FLAGS_save_every > 0) Fail("--save_every needs --save, the folder to save in");
-  if (!FLAGS_resume.empty() && !FLAGS_load.empty())
+  if (training_flags().save.empty() && training_flags().save_every > 0)
+    Fail("--save_every needs --save, the folder to save in");
+  if (!training_flags().resume.empty() && !training_flags().load.empty())
     Fail("--resume goes on with a run and --load begins one: give one of the two");
-  if (FLAGS_local && FLAGS_save.empty()) Fail("--local says how to --save, which is not given");
-  if (FLAGS_load_partial && FLAGS_load.empty()) Fail("--load_partial says how to --load, which is not given");
-  if (FLAGS_micro_batches > FLAGS_batch)
-    Fail("--micro_batches=", FLAGS_micro_batches, ": more than --batch=", FLAGS_batch, " ", samples);
-  if (!(FLAGS_lr > 0 && FLAGS_lr <= 1e30)) Fail("--lr is ", FLAGS_lr, ", must be more than 0, at most 1e30");
-  CheckRange("--clip", FLAGS_clip, 0.0, 1e30);
-  CheckRange("--average", FLAGS_average, 0.0, 0.999999);
-  CheckRange("--peak_flops", FLAGS_peak_flops, 0.0, 1e30);
-  PrecisionOf(FLAGS_dtype);
-  if (RecomputeOf(FLAGS_recompute) == Recompute::kAuto && FLAGS_memory_budget == 0 &&
-      FLAGS_topology.empty() && FLAGS_auto_mesh == 0)  // which chooses it, with or without a budget
+  if (IsGiven("keep") && training_flags().save.empty())
+    Fail("--keep=", training_flags().keep, " says how many checkpoints of --save stay, which is not given");
+  if (training_flags().local && training_flags().save.empty())
+    Fail("--local says how to --save, which is not given");
+  if (training_flags().load_partial && training_flags().load.empty())
+    Fail("--load_partial says how to --load, which is not given");
+  if (training_flags().micro_batches > training_flags().batch)
+    Fail("--micro_batches=", training_flags().micro_batches, ": more than --batch=", training_flags().batch,
+         " ", training_flags().unit);
+  if (PrecisionOf(training_flags().reduce_dtype, "reduce_dtype") == DType::kFloat16 &&
+      training_flags().dtype != "fp16")
+    Fail("--reduce_dtype=fp16 with --dtype=", training_flags().dtype,
+         ": sums in fp16 overflow, which only the loss ", "scale of --dtype=fp16 notices; use bf16");
+  if (RecomputeOf(training_flags().recompute) == Recompute::kAuto && launcher_flags().memory_budget == 0 &&
+      training_flags().topology.empty() &&
+      training_flags().auto_mesh == 0)  // which chooses it, with or without a budget
     Fail(
         "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
         "device, or ",
         "--topology, a file that says them");
-  if (const std::optional<SavedPlan> plan = PlanOfFile()) RequireFlagsAgree(*plan);
-  for (const auto& [flag, folder] : {std::pair{"save", &FLAGS_save}, {"tensorboard", &FLAGS_tensorboard}})
-    if (!folder->empty() && *folder == FLAGS_save_plan)
-      Fail("--save_plan=", FLAGS_save_plan, " is the folder of --", flag, "; name a file");
+  const std::optional<SavedPlan> plan = PlanOfFile();
+  if (plan) {
+    RequireFlagsAgree(*plan);
+    TakeSequenceCuts(*plan);
+  }
+  if (!training_flags().reduce_axis.empty() && training_flags().reduce_dtype == "fp32" &&
+      !(plan && plan->decisions.reduce_dtype))
+    Fail("--reduce_axis=", training_flags().reduce_axis,
+         " says where --reduce_dtype applies, which is not given");
+  for (const auto& [flag, folder] :
+       {std::pair{"save", &training_flags().save}, {"tensorboard", &training_flags().tensorboard}})
+    if (!folder->empty() && *folder == training_flags().save_plan)
+      Fail("--save_plan=", training_flags().save_plan, " is the folder of --", flag, "; name a file");
   BytesOfBucket();
-  ScheduleNamed(FLAGS_schedule);
   LayersOfStages();
-  CheckRange("--virtual_stages", FLAGS_virtual_stages, 1, 1000);
-  CheckRange("--overlap", FLAGS_overlap, 1, kMostChunks);
-  CheckRange("--link", FLAGS_link, 0.0, 1e9);
-  ParseWantedAlgorithms(FLAGS_collective, Cat("--collective=", FLAGS_collective));
-  if (!FLAGS_collective.empty() && !FLAGS_mesh.empty() && Mesh::Parse(FLAGS_mesh).kind() != "cpu")
-    Fail("--collective=", FLAGS_collective, ": on --mesh=", FLAGS_mesh,
+  ParseOffload(training_flags().offload, "--offload=" + training_flags().offload);
+  ParseWantedAlgorithms(training_flags().collective, Cat("--collective=", training_flags().collective));
+  if (!training_flags().collective.empty() && !launcher_flags().mesh.empty() &&
+      Mesh::Parse(launcher_flags().mesh).kind() != "cpu")
+    Fail("--collective=", training_flags().collective, ": on --mesh=", launcher_flags().mesh,
          " NCCL chooses how messages are sent");
-  CheckRange("--zero", FLAGS_zero, 0, 3);
-  CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
-  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, kMostDevices);
+  if (training_flags().zero > 0 && training_flags().zero_axis.empty())
+    Fail("--zero=", training_flags().zero, " needs --zero_axis, the mesh axis that cuts variables");
+  if (training_flags().zero > 0 && training_flags().zero_axis == "pp")
+    Fail("--zero_axis=pp: stages have weights of their own, which pp cuts no further; name another axis");
+  const TrainingFlags& f = training_flags();
+  const bool chosen = f.auto_mesh > 0 || !f.plan.empty();  // and with it the stage of ZeRO
+  if (IsGiven("zero_axis") && f.zero == 0 && !chosen)
+    Fail("--zero_axis=", f.zero_axis, " says over what --zero cuts variables, which is not given");
+  if (IsGiven("prefetch") && f.zero != 3 && f.offload.empty() && !chosen)
+    Fail("--prefetch=", f.prefetch,
+         " says how early --zero=3 gathers weights and --offload copies, and --zero is ", f.zero,
+         " and --offload empty");
 }
 
 namespace {
 
-// What flags of any program that trains name to be read, whole or in part.
+// What flags of programs that train name to be read, whole or in part. Empty: the flag is not given.
 std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
-  std::vector<std::pair<std::string, std::string>> inputs;
-  gflags::CommandLineFlagInfo known;
-  for (const char* flag : {"topology", "plan", "load", "resume", "load_hf"})
-    if (gflags::GetCommandLineFlagInfo(flag, &known)) inputs.push_back({flag, known.current_value});
-  if (gflags::GetCommandLineFlagInfo("images", &known) && !known.current_value.empty())
-    for (const char* part : {"/train", "/val"}) inputs.push_back({"images", known.current_value + part});
+  const TrainingFlags& f = training_flags();
+  std::vector<std::pair<std::string, std::string>> inputs = {{"topology", f.topology},
+                                                             {"plan", f.plan},
+                                                             {"load", f.load},
+                                                             {"resume", f.resume},
+                                                             {"load_hf", hugging_face_flags().load_hf}};
+  if (const std::string& images = picture_flags().images; !images.empty())
+    for (const char* part : {"/train", "/val"}) inputs.push_back({"images", images + part});
   return inputs;
 }
 
@@ -210,56 +307,72 @@ std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
 
 ProgramFlags TrainingProgram() {
   const std::optional<SavedPlan> plan = PlanOfFile();
-  return {.simulates = FLAGS_simulate,
-          .chosen_mesh_devices = plan ? plan->decisions.mesh.size() : FLAGS_auto_mesh,
-          .chosen_by = plan ? Cat("--plan=", FLAGS_plan) : Cat("--auto_mesh=", FLAGS_auto_mesh),
+  return {.simulates = training_flags().simulate,
+          .chosen_mesh_devices = plan ? plan->decisions.mesh.size() : training_flags().auto_mesh,
+          .chosen_by =
+              plan ? Cat("--plan=", training_flags().plan) : Cat("--auto_mesh=", training_flags().auto_mesh),
           .saves = true,
-          .save_folder = FLAGS_save,
-          .local = FLAGS_local,
-          .batch = FLAGS_batch,
-          .micro_batches = FLAGS_micro_batches,
+          .save_folder = training_flags().save,
+          .local = training_flags().local,
+          .batch = training_flags().batch,
+          .micro_batches = training_flags().micro_batches,
           .inputs = InputsOfFlags(),
-          .outputs = {{"save_plan", FLAGS_save_plan}}};
+          .outputs = {{"save_plan", training_flags().save_plan}}};
 }
 
-bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }
-
-void SetDefault(const char* flag, const char* value) {
-  gflags::SetCommandLineOptionWithMode(flag, value, gflags::SET_FLAGS_DEFAULT);
+std::string BatchAxis(const Mesh& mesh) {
+  const int replica = mesh.FindAxis("replica");
+  return replica < 0 || HasAxis(mesh.FindAxes("dp"), replica) ? "dp" : "replica*dp";
 }
 
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   CheckTopology();
   launcher.RequireSameFlags();
   ModelOptions options = launcher.model_options();
-  if (FLAGS_simulate) options.trace_file.clear();  // it gets what is simulated
-  options.pipeline = {.virtual_stages = FLAGS_virtual_stages, .layers = LayersOfStages()};
-  if (FLAGS_zero > 0)
-    options.zero = {.axis = FLAGS_zero_axis, .stage = FLAGS_zero, .prefetch = FLAGS_prefetch};
+  if (training_flags().simulate) options.trace_file.clear();  // it gets what is simulated
+  options.pipeline = {.virtual_stages = training_flags().virtual_stages,
+                      .layers = LayersOfStages(),
+                      .layers_from = "--stages=" + training_flags().stages};
+  if (training_flags().zero > 0)
+    options.zero = {.axis = training_flags().zero_axis,
+                    .stage = training_flags().zero,
+                    .prefetch = training_flags().prefetch};
   options.zero.bucket_bytes = BytesOfBucket();
-  options.link.bandwidth = FLAGS_link * 1e6 / 8;
-  options.topology = FLAGS_topology;
-  options.collectives = FLAGS_collective;
-  if (FLAGS_auto) options.auto_cuts = AutoCuts::kAll;
+  options.offload = ParseOffload(training_flags().offload, "--offload=" + training_flags().offload);
+  options.offload.prefetch = training_flags().prefetch;
+  options.link.bandwidth = training_flags().link * 1e6 / 8;
+  options.topology = training_flags().topology;
+  options.collectives = training_flags().collective;
+  if (training_flags().automatic) options.auto_cuts = AutoCuts::kAll;
   return options;
 }
 
-uint64_t SeedOfFlags() { return FLAGS_seed; }
+void RequireAxesOfFlags(const Mesh& mesh) {
+  const TrainingFlags& f = training_flags();
+  if (f.zero > 0) mesh.AxesOrFail(f.zero_axis, "--zero_axis=" + f.zero_axis);
+  if (!f.reduce_axis.empty()) mesh.AxesOrFail(f.reduce_axis, "--reduce_axis=" + f.reduce_axis);
+}
+
+uint64_t SeedOfFlags() { return launcher_flags().seed; }
 
 TrainOptions TrainOptionsOfFlags() {
   TrainOptions options;
-  options.micro_batches = static_cast<int>(FLAGS_micro_batches);
+  options.micro_batches = static_cast<int>(training_flags().micro_batches);
   options.steps_in_flight = kStepsInFlight;
-  options.schedule = ScheduleNamed(FLAGS_schedule);
-  options.dtype = PrecisionOf(FLAGS_dtype);
-  options.recompute = RecomputeOf(FLAGS_recompute);
+  options.schedule = ScheduleNamed(training_flags().schedule);
+  options.dtype = PrecisionOf(training_flags().dtype);
+  options.reduce_dtype = PrecisionOf(training_flags().reduce_dtype, "reduce_dtype");
+  options.reduce_axis = training_flags().reduce_axis;
+  options.recompute = RecomputeOf(training_flags().recompute);
+  if (IsGiven("gather_again")) options.gather_again = training_flags().gather_again;
   options.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
-  options.overlap.chunks = FLAGS_overlap;
-  options.clip_norm = FLAGS_clip;
-  options.average.decay = FLAGS_average;
-  const int64_t total = FLAGS_schedule_steps > 0 ? FLAGS_schedule_steps : FLAGS_steps;
+  options.overlap.chunks = training_flags().overlap;
+  options.clip_norm = training_flags().clip;
+  options.average.decay = training_flags().average;
+  const int64_t total =
+      training_flags().schedule_steps > 0 ? training_flags().schedule_steps : training_flags().steps;
   options.lr_schedule = {.kind = Schedule::Kind::kCosine,
-                         .warmup = std::min(FLAGS_warmup, total / 2),
+                         .warmup = std::min(training_flags().warmup, total / 2),
                          .total = total,
                          .final = 0.1};
   return options;
@@ -268,11 +381,11 @@ TrainOptions TrainOptionsOfFlags() {
 EvaluateOptions EvaluateOptionsOfFlags(const std::string& name) {
   EvaluateOptions options;
   options.name = name;
-  options.dtype = PrecisionOf(FLAGS_dtype);
+  options.dtype = PrecisionOf(training_flags().dtype);
   options.weights = WeightsOfFlags();
   return options;
 }
 
-std::string WeightsOfFlags() { return FLAGS_average > 0 ? "average" : ""; }
+std::string WeightsOfFlags() { return training_flags().average > 0 ? "average" : ""; }
 
 }  // namespace oneflow_like

@@ -1,63 +1,75 @@
-// Flags that all programs which train have (--help says what they mean), and what they ask for. A program
-// defines two of them itself, as it knows what its samples are: --batch and --eval_batches.
+// The flags of programs that train, and what they ask for. What each flag does: TrainingGroups(),
+// --help=GROUP, docs/flags.md.
 #pragma once
-
-#include <gflags/gflags_declare.h>
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "oneflow_like/oneflow_like.h"
 
-DECLARE_int64(batch);         // defined by the program
-DECLARE_int64(eval_batches);  // defined by the program
-DECLARE_int64(steps);
-DECLARE_double(lr);
-DECLARE_string(dtype);
-DECLARE_int64(micro_batches);
-DECLARE_string(plan);
-DECLARE_string(save_plan);
-DECLARE_bool(simulate);
-DECLARE_bool(compare_data);
-DECLARE_string(log_json);
-DECLARE_string(tensorboard);
-DECLARE_double(peak_flops);
-DECLARE_string(save);
-DECLARE_int64(save_every);
-DECLARE_bool(local);
-DECLARE_int64(keep);
-DECLARE_string(resume);
-DECLARE_string(load);
-DECLARE_bool(load_partial);
-
 namespace oneflow_like {
+
+// Values of the flags of these names. A program sets its own defaults here before it makes its Launcher.
+struct TrainingFlags {
+  std::string unit = "samples";  // what a batch consists of, for messages: "sequences". No flag
+  int64_t batch = 64, steps = 200, eval_batches = 16, micro_batches = 1;
+  double lr = 1e-3;
+  int64_t warmup = 20, schedule_steps = 0;
+  double clip = 1, average = 0;
+  std::string dtype = "fp32";
+  bool compare_data = true;
+
+  std::string schedule = "1f1b", stages = "auto", recompute = "none", zero_axis = "dp", bucket = "25MB";
+  int32_t virtual_stages = 1, zero = 0, prefetch = 1, overlap = 1, auto_mesh = 0;
+  bool gather_again = false, automatic = false;  // automatic: --auto
+  double link = 0;
+  std::string offload, collective, reduce_dtype = "fp32", reduce_axis, topology, plan, save_plan;
+  bool simulate = false;
+
+  std::string save, resume, load;
+  int64_t save_every = 0, keep = 3;
+  bool local = false, load_partial = false;
+
+  std::string log_json, tensorboard;
+  double peak_flops = 0;
+};
+TrainingFlags& training_flags();  // of this process
+
+// "training", "parallelism", "checkpoints", "metrics".
+std::vector<FlagGroup> TrainingGroups();
 
 inline constexpr int kStepsInFlight = 2;
 inline const char* const kTrainingMesh = "cpu:dp=1,tp=1,pp=1";  // the default
+// Mesh axes of every program, and those that a mesh may have: copies of the model whose ZeRO is their own.
+inline const std::vector<std::string> kAxes = {"dp", "tp", "pp"}, kMoreAxes = {"replica"};
+// The mesh axis that cuts the batch of a program: "dp", or with axis replica both, "replica*dp".
+std::string BatchAxis(const Mesh& mesh);
+inline Annotation CutBatch(const Mesh& mesh) { return {{BatchAxis(mesh), S(0)}}; }
 
-// What these flags mean to the Launcher of a program: its last argument.
+// Returns what these flags mean to the Launcher of a program.
 ProgramFlags TrainingProgram();
-// Throws Error for what is out of range or contradicts itself; takes the slash off the end of folders.
-// `samples` is what a batch has: "sequences".
-void CheckTrainingFlags(const std::string& samples);
-bool IsGiven(const char* flag);  // and not left at its default
-// Another default, of a program; before its Launcher is made.
-void SetDefault(const char* flag, const char* value);
-// --auto, --virtual_stages, --stages, --zero, --zero_axis, --prefetch, --bucket, and the launcher's own. Call
-// it when all files that flags name are open, because later failures count as those of the run
-// (Launcher::Main). Collective. Throws Error for a --topology with too few devices, and for flags that differ
-// between processes.
+// Returns the bytes of --bucket, "25MB", "64KB" or "1000000". Throws Error for anything else.
+int64_t BytesOfBucket();
+// Throws Error if flags contradict one another; takes the slash off the end of folders.
+void CheckTrainingFlags();
+// Returns what the groups "parallelism" and those of the launcher ask of a model. Call it when all files that
+// flags name are open, because later failures count as those of the run (Launcher::Main). Collective. Throws
+// Error for a --topology with too few devices, and for flags that differ between processes.
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher);
+// Throws Error, naming the flag, where --zero_axis or --reduce_axis names an axis that the mesh lacks.
+void RequireAxesOfFlags(const Mesh& mesh);
 uint64_t SeedOfFlags();
 // Roles of mesh axes dp and tp among them.
 TrainOptions TrainOptionsOfFlags();
-// Options of what computes with the weights after the training, in --dtype: with --average with their
-// averages.
+// Returns the options of what computes with the weights after the training, in --dtype: with --average with
+// their averages.
 EvaluateOptions EvaluateOptionsOfFlags(const std::string& name);
-// The value for EvaluateOptions::weights and Conversion::weights: "average" with --average, else empty.
+// Returns the value for EvaluateOptions::weights and Conversion::weights: "average" with --average, else
+// empty.
 std::string WeightsOfFlags();
 
-// What --simulate prints of a session, whose step makes `per_step` of `unit`; nothing is run.
+// Prints what --simulate finds about a session, whose step makes `per_step` of `unit`; nothing is run.
 void PrintSimulation(const Launcher& launcher, const Session& session, double per_step,
                      const std::string& unit);
 

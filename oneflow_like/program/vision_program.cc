@@ -8,9 +8,9 @@
 namespace oneflow_like {
 namespace {
 
-void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& data,
-                    const VisionModel& vision, Metrics& metrics) {
-  if (FLAGS_eval_batches == 0) return;
+void MeasurePictures(const Launcher& launcher, Model& model, const PictureData& data,
+                     const VisionModel& vision, Metrics& metrics) {
+  if (training_flags().eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
   const PictureInputs in = InputsOf(graph, data);
   Tensor logits = vision.logits(graph.scope(), in.images, false);
@@ -38,13 +38,13 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& d
 
 int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make, const PictureScale& scale) {
   CheckPictureFlags(launcher);
-  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
+  const Mesh mesh = launcher.mesh(kAxes, kTrainingMesh, kMoreAxes);
   SyntheticImages::Options synthetic = {.seed = SeedOfFlags()}, held_out = synthetic;
   held_out.first = synthetic.samples;
   held_out.samples = 1024;
   const PictureData data = OpenPictures(synthetic, held_out, scale);
   if (!data.same_classes)
-    Fail("--images=", FLAGS_images, ": train and val must have folders of the same names");
+    Fail("--images=", picture_flags().images, ": train and val must have folders of the same names");
   const VisionModel vision = make(data.shape);
   return TrainProgram(
       launcher, mesh,
@@ -66,7 +66,7 @@ int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make, cons
        .end =
            [&](Model& model, Metrics& metrics) {
              if (vision.end) vision.end(model);
-             MeasureHeldOut(launcher, model, data, vision, metrics);
+             MeasurePictures(launcher, model, data, vision, metrics);
            }});
 }
 

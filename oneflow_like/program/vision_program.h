@@ -1,5 +1,5 @@
-// The common part of programs that learn to name pictures: data, training, held-out accuracy. A program adds
-// its model and the flags of its size to those of training_flags.h and picture_data.h.
+// The common part of programs that learn to name pictures: data, training, held-out accuracy. A program
+// provides its model, and asks for PictureGroup().
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,22 @@
 namespace oneflow_like {
 
 struct VisionModel {
-  // images f32[n height width channels] -> logits f32[n classes]; the same variables in every graph.
+  // images f32[n, height, width, channels] -> logits f32[n, classes]. Weights have the same names in every
+  // graph.
   std::function<Tensor(Scope scope, Tensor images, bool training)> logits;
   Optimizer optimizer;
-  std::map<std::string, std::string> state = {}, files = {};  // that checkpoints keep
-  // Of weights from elsewhere, and for elsewhere (Program in program.h); may be empty.
+  std::map<std::string, std::string> state = {}, files = {};  // texts and files that checkpoints keep
+  // Load weights before the first step, and write them after the last (Program in program.h). May be empty.
   std::function<void(Model&model)> begin = {}, end = {};
 };
 
-// The model that the program's flags ask for, for such pictures. Throws Error where they contradict each
-// other.
+// Returns the model that the program's flags ask for, for pictures of this shape. Throws Error if flags
+// contradict one another.
 using MakeVisionModel = std::function<VisionModel(const PictureShape& shape)>;
 
-// The body of main(): returns the exit code. Pictures of --images are scaled as `scale` says.
+// Trains the model and measures it: the body of Launcher::Main. Returns the exit code. `scale` applies to
+// pictures of
+// --images.
 int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make, const PictureScale& scale = {});
 
 }  // namespace oneflow_like

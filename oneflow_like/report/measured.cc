@@ -69,6 +69,9 @@ std::string ReportMeasurements(const Session::Impl& session) {
   const int64_t origin = job ? session.model->TraceOriginHere() : 0;
   for (Json& act : shown)
     for (int i : {4, 5}) act[i] = static_cast<double>(act[i].get<int64_t>() - origin) * 1e-9;
+  Json layers = Json::array();
+  for (const ShownNumber& number : session.shown->all())
+    layers.push_back({number.name, number.mean(), number.greatest});
   const Json measured = {{"process", job ? job->process() : 0},
                          {"steps", profile.steps},
                          {"warm_up_steps", profile.warm_up_steps},
@@ -79,6 +82,7 @@ std::string ReportMeasurements(const Session::Impl& session) {
                          {"data", profile.data},
                          {"categories", profile.kernels},
                          {"kernels", kernels},
+                         {"layers", layers},
                          {"segments", of_segments},
                          {"step", step},
                          {"acts", shown},

@@ -47,6 +47,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("exact_groups", o.exact_groups ? "true" : "false");
   option("virtual_stages", model.pipeline.virtual_stages);
   option("dtype", Name(o.dtype));
+  option("logits_tile", o.logits_tile ? Cat(*o.logits_tile) : "by default");
   option("overlap chunks", o.overlap.chunks);
   option("overlap gain", o.overlap.gain);
   option("overlap always", o.overlap.always ? "true" : "false");
@@ -61,8 +62,13 @@ std::string AgreementText(const Session::Impl& session) {
   option("zero prefetch", model.zero.prefetch);
   option("zero small", model.zero.small);
   option("zero bucket_bytes", model.zero.bucket_bytes);
-  if (const auto& training = session.compiled.options.training)
+  if (const auto& training = session.compiled.options.training) {
     option("recompute", Name(training->recompute));
+    option("reduce_dtype", Name(training->reduce_dtype));
+    option("reduce axes", session.compiled.graph.mesh().NameOf(training->reduce_axes));
+    const auto& gather = training->gather_again;
+    option("gather_again", !gather ? "by default" : *gather ? "true" : "false");
+  }
   text += session.input_graph;
   return text + Cat("order of acts ", Hexadecimal(session.compiled.logical.hash), '\n');
 }

@@ -11,6 +11,7 @@
 #include "actor/net/talk/job.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/variables.h"
+#include "oneflow_like/session/logit_tiles.h"
 #include "oneflow_like/session/trained_weights.h"
 #include "ops/language/numbers.h"
 
@@ -19,25 +20,30 @@ namespace oneflow_like {
 namespace {
 
 void CheckRoles(const ModelImpl& model, const Graph& graph, const std::string& who, const Parallel& roles) {
-  std::map<std::string, std::string> role_of;  // by axis
+  std::map<int, std::string> role_of;  // by axis
   auto check = [&](const std::string& role, const std::string& name) {
     if (name.empty()) return;
     const std::string what = Cat(who, ": parallel.", role);
-    const int axis = model.mesh.AxisOrFail(name, what);
-    if (auto [other, fresh] = role_of.emplace(name, role); !fresh)
-      Fail(what, " is mesh axis ", name, ", which parallel.", other->second, " is too; an axis has one role");
-    bool cut = false;
-    for (int n = 0; n < graph.num_nodes(); ++n) {
-      const Node& node = graph.node(n);
-      if (!graph.alive(n)) continue;
-      if (node.slice.fixed[axis] != Slice::kFree)
-        Fail(what, " is mesh axis ", name, ", along which ", graph.Describe(n), " is on one pipeline stage");
-      auto fixed = node.fixed.find(1 + axis);
-      cut = cut || (node.kind == NodeKind::kInput && fixed != node.fixed.end() && fixed->second.is_split());
+    for (int axis : model.mesh.AxesOrFail(name, what)) {
+      const std::string& axis_name = model.mesh.axis_name(axis);
+      if (auto [other, fresh] = role_of.emplace(axis, role); !fresh)
+        Fail(what, " is mesh axis ", axis_name, ", which parallel.", other->second,
+             " is too; an axis has one role");
+      bool cut = false;
+      for (int n = 0; n < graph.num_nodes(); ++n) {
+        const Node& node = graph.node(n);
+        if (!graph.alive(n)) continue;
+        if (node.slice.fixed[axis] != Slice::kFree)
+          Fail(what, " is mesh axis ", axis_name, ", along which ", graph.Describe(n),
+               " is on one pipeline stage");
+        auto fixed = node.fixed.find(1 + axis);
+        cut = cut || (node.kind == NodeKind::kInput && fixed != node.fixed.end() && fixed->second.is_split());
+      }
+      if (role == "context" && !cut)
+        Fail(what, " is mesh axis ", axis_name,
+             ", but no input is cut along it; annotate the sequence axis of ", "inputs, as {{\"", axis_name,
+             "\", S(1)}}");
     }
-    if (role == "context" && !cut)
-      Fail(what, " is mesh axis ", name, ", but no input is cut along it; annotate the sequence axis of ",
-           "inputs, as {{\"", name, "\", S(1)}}");
   };
   check("batch", roles.batch.value_or(""));
   check("tensor", roles.tensor);
@@ -47,6 +53,7 @@ void CheckRoles(const ModelImpl& model, const Graph& graph, const std::string& w
 void CheckSessionOptions(const ModelImpl& model, const Graph& graph, const std::string& who,
                          const SessionOptions& options) {
   CheckRange(Cat(who, ": micro_batches"), options.micro_batches, 1, kMostMicroBatches);
+  CheckRange<int64_t>(Cat(who, ": logits_tile"), options.logits_tile.value_or(0), 0, kMostLogitRows);
   CheckRange(Cat(who, ": steps_in_flight"), options.steps_in_flight, 1, kMostStepsInFlight);
   CheckRoles(model, graph, who, options.parallel);
   if (model.options.check_nan && options.dtype == DType::kFloat16)
@@ -101,30 +108,48 @@ std::vector<int> NodesOf(const ModelImpl& model) {
   return one ? std::vector<int>() : nodes;
 }
 
-// Parallel::batch of a session of this graph, as a mesh axis; -1: none.
-int BatchAxis(const Graph& graph, const SessionOptions& options) {
+// The axes that annotations cut the batch of an input along.
+MeshAxes CutOfBatch(const Mesh& mesh, const Node& input) {
+  MeshAxes axes;
+  const auto batch = input.fixed.find(0);
+  for (int a = 0; a < mesh.rank() && batch != input.fixed.end(); ++a) {
+    const auto said = input.fixed.find(1 + a);
+    if (said != input.fixed.end() && said->second.is_split() && said->second.axis == batch->second.axis &&
+        mesh.axis_size(a) > 1)
+      axes.push_back(a);
+  }
+  return axes;
+}
+
+// Parallel::batch of a session of this graph.
+MeshAxes BatchAxes(const Graph& graph, const SessionOptions& options) {
   const Mesh& mesh = graph.mesh();
   const Parallel& roles = options.parallel;
-  if (roles.batch) return mesh.FindAxis(*roles.batch);
-  std::set<int> cut, others = {mesh.FindAxis(roles.tensor), mesh.FindAxis(roles.context)};
+  if (roles.batch) return mesh.FindAxes(*roles.batch);
+  std::set<MeshAxes> cuts;  // of inputs into equal shares
+  std::set<int> others;
+  for (const std::string& name : {roles.tensor, roles.context})
+    for (int a : mesh.FindAxes(name)) others.insert(a);
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
     if (!graph.alive(n)) continue;
-    const auto batch = node.fixed.find(0);
-    for (int a = 0; a < mesh.rank(); ++a) {
+    for (int a = 0; a < mesh.rank(); ++a)
       if (node.slice.fixed[a] != Slice::kFree) others.insert(a);
-      const auto said = node.fixed.find(1 + a);
-      if (node.kind == NodeKind::kInput && batch != node.fixed.end() && said != node.fixed.end() &&
-          said->second.is_split() && said->second.axis == batch->second.axis && mesh.axis_size(a) > 1) {
-        // Where the shares are not equal, work that is cut otherwise may be.
-        const int64_t samples = graph.value(node.out[0]).shape[batch->second.axis];
-        const int64_t shares = int64_t{options.micro_batches} * mesh.axis_size(a);
-        (samples % shares == 0 ? cut : others).insert(a);
-      }
-    }
+    const MeshAxes cut = node.kind == NodeKind::kInput ? CutOfBatch(mesh, node) : MeshAxes();
+    if (cut.empty()) continue;
+    // Where the shares are not equal, work that is cut otherwise may be.
+    const int64_t samples = graph.value(node.out[0]).shape[node.fixed.at(0).axis];
+    if (samples % (int64_t{options.micro_batches} * mesh.SizeAlong(cut)) == 0)
+      cuts.insert(cut);
+    else
+      others.insert(cut.begin(), cut.end());
   }
-  for (int a : others) cut.erase(a);
-  return cut.size() == 1 ? *cut.begin() : -1;
+  std::set<MeshAxes> left;
+  for (MeshAxes cut : cuts) {
+    std::erase_if(cut, [&](int a) { return others.count(a) > 0; });
+    if (!cut.empty()) left.insert(cut);
+  }
+  return left.size() == 1 ? *left.begin() : MeshAxes();
 }
 
 [[noreturn]] void FailTaken(const std::string& who, const std::string& name) {
@@ -142,6 +167,15 @@ void AddOutputs(const GraphOfModel* graph, const std::string& who, const Session
   for (const Tensor& tensor : options.also)
     if (GraphOf(tensor, Cat(who, ": SessionOptions::also")) != graph)
       Fail(who, ": '", tensor.name(), "' of SessionOptions::also belongs to another graph");
+}
+
+void CheckReduceType(const std::string& who, const TrainOptions& options) {
+  NeedType(who, options.reduce_dtype);
+  const DType to = options.reduce_dtype;
+  if (to == DType::kFloat16 && options.dtype != DType::kFloat16)
+    Fail(who, ": reduce_dtype is f16 but dtype is ", Name(options.dtype),
+         "; sums in f16 overflow, which only the loss scale of dtype f16 notices; use bf16");
+  if (!IsFloating(to)) Fail(who, ": reduce_dtype is ", Name(to), ", must be f32, bf16 or f16");
 }
 
 // Adds what an optimizer reads to what the session computes.
@@ -201,12 +235,15 @@ CompileOptions CompileOptionsOf(const Asked& asked, const Graph& graph) {
   c.nodes = NodesOf(model);
   c.algorithms = model.algorithms;
   c.overlap = options.overlap;
-  c.roles = {BatchAxis(graph, options), model.mesh.FindAxis(options.parallel.tensor),
-             model.mesh.FindAxis(options.parallel.context)};
-  c.zero_axis = model.zero_axis;
+  c.roles = {BatchAxes(graph, options), model.mesh.FindAxes(options.parallel.tensor),
+             model.mesh.FindAxes(options.parallel.context)};
+  c.zero_axes = model.zero_axes;
   c.zero_stage = model.options.zero.stage;
   c.zero_prefetch = model.options.zero.prefetch;
   c.zero_small = model.options.zero.small;
+  c.offload = model.options.offload;
+  for (const auto& [name, variable] : model.variables)
+    if (variable.on_host) c.on_host.insert(name);
   c.bucket_bytes = model.options.zero.bucket_bytes;
   c.fuse = !model.options.check_nan;
   c.kernels = &model.registry;
@@ -234,6 +271,7 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   NeedNumber(who, "skip.above", options.skip.above, Domain::kDivisor);
   NeedNumber(who, "skip.times", options.skip.times, Domain::kDivisor);
   CheckAverage(who, options.average);
+  CheckReduceType(who, options);
   CheckSameTraining(who, *source->model, options);
   if (options.lr_function && options.lr_schedule != Schedule{})
     Fail(who, ": both lr_schedule and lr_function are given; leave one out");
@@ -258,6 +296,12 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   asked.training->source_values = source->num_values();
   asked.training->clip_value = options.clip_value;
   asked.training->clip_groups = options.clip_groups;
+  asked.training->reduce_dtype = options.reduce_dtype;
+  if (!options.reduce_axis.empty())
+    asked.training->reduce_axes =
+        source->mesh().AxesOrFail(options.reduce_axis, Cat(asked.who, ": reduce_axis"));
+  asked.training->gather_again = options.gather_again;
+  if (options.gather_again == true) asked.training->recompute = WithGather(options.recompute);
   asked.loss = loss.id();
   asked.line = line;
   asked.weights = options.weights;
@@ -280,6 +324,12 @@ Asked AskedOf(const std::map<std::string, Tensor>& outputs, const EvaluateOption
   return asked;
 }
 
+int64_t PartsOfTokens(const Asked& asked, const Graph& graph) {
+  MeshAxes axes = BatchAxes(graph, asked.options);
+  for (int a : graph.mesh().FindAxes(asked.options.parallel.context)) axes.push_back(a);
+  return int64_t{asked.options.micro_batches} * graph.mesh().SizeAlong(axes);
+}
+
 Graph GraphOf(const Asked& asked, const Decisions& decisions) {
   Graph graph =
       SessionGraph(*asked.source, Roots(asked.fetched, asked.options), decisions.stages, decisions.cuts);
@@ -293,6 +343,9 @@ Graph GraphOf(const Asked& asked, const Decisions& decisions) {
   for (const auto& [name, value] : asked.fetched) roots.push_back(graph.AddFetch(name, value));
   for (const Tensor& tensor : asked.options.also) roots.push_back(graph.value(tensor.id()).producer);
   graph.KeepOnly(roots);
+  if (decisions.logits_tile > 0)
+    TileLogits(&graph, decisions.logits_tile, PartsOfTokens(asked, graph), asked.training.has_value(),
+               asked.options.dtype);
   for (const auto& [region, how] : decisions.waits) graph.regions().Choose(region, how);
   CheckSessionOptions(asked.model(), graph, asked.who, asked.options);
   return graph;

@@ -32,9 +32,11 @@ Asked AskedOf(const std::map<std::string, Tensor>& outputs, const EvaluateOption
               const SourceLine& line);
 
 // The graph that is compiled: forward nodes, fetches and for a training its train node, with blocks, weights
-// and regions as the decisions say; of these the stages, cuts and waits count. Throws Error for what the
-// options say of it.
+// and regions as the decisions say; of these the stages, cuts, waits and tiles of logits count. Throws Error
+// for what the options say of it.
 Graph GraphOf(const Asked& asked, const Decisions& decisions);
+// Parts of the tokens of a step: micro-batches, times devices that the batch and sequences are cut over.
+int64_t PartsOfTokens(const Asked& asked, const Graph& graph);
 // Of a graph of GraphOf, whatever was decided.
 CompileOptions CompileOptionsOf(const Asked& asked, const Graph& graph);
 

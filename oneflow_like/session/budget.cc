@@ -54,11 +54,14 @@ void CheckVariables(const Asked& asked, const Budget& budget, const Graph& place
     // Where nothing is said the compiler may cut it, but along the batch's axis.
     for (int a = 0; a < mesh.rank() && !budget.cuts; ++a) {
       const auto fixed = node.fixed.find(1 + a);
-      const bool whole = fixed != node.fixed.end() ? !fixed->second.is_split() : a == options.roles.batch;
-      if (whole && a != options.zero_axis && node.slice.fixed[a] == Slice::kFree) copies *= mesh.axis_size(a);
+      const bool whole =
+          fixed != node.fixed.end() ? !fixed->second.is_split() : HasAxis(options.roles.batch, a);
+      if (whole && !HasAxis(options.zero_axes, a) && node.slice.fixed[a] == Slice::kFree)
+        copies *= mesh.axis_size(a);
     }
     all += copies * static_cast<double>(value.shape.elements()) * static_cast<double>(SizeOf(value.dtype));
   }
+  if (asked.model().options.offload.any()) return;  // a part of them lies on the host
   const auto each = static_cast<int64_t>(std::ceil(all / mesh.size()));
   if (each <= budget.bytes) return;
   if (asked.model().options.compiled) *asked.model().options.compiled = true;  // as where a plan does not fit

@@ -23,11 +23,30 @@ Graph WithLoadedClosed(const ModelImpl& model, Graph graph) {
 CutMoves::CutMoves(const ModelImpl& model, Graph placed, const CompileOptions& options)
     : model_(model),
       roles_(options.roles),
-      zero_axis_(options.zero_axis),
+      zero_axes_(options.zero_axes),
       search_(WithLoadedClosed(model, std::move(placed)), options) {}
 
 VariableCuts CutMoves::At(double price) const {
-  return search_.Cuts(price * (price > 0 ? search_.HighestPrice() : 0));
+  if (price > 0) return search_.Cuts(price * search_.HighestPrice());
+  VariableCuts found = search_.Cuts();
+  const std::optional<VariableCuts> annotated = Annotated();
+  return annotated && search_.Seconds(*annotated) < search_.Seconds(found) ? *annotated : found;
+}
+
+std::optional<VariableCuts> CutMoves::Annotated() const {
+  VariableCuts cuts;
+  bool any = false;
+  for (const auto& [name, variable] : model_.variables) {
+    if (name.find(':') != std::string::npos || !variable.layout.sbp.empty()) continue;
+    VariableCut& cut = cuts[name];
+    for (const auto& [entry, sbp] : variable.left_out.fixed) {
+      if (!sbp.is_split() || variable.node.fixed.count(entry) > 0) continue;
+      cut.fixed[entry] = sbp;
+      if (variable.left_out.stored.count(entry) > 0) cut.stored.insert(entry);
+      any = true;
+    }
+  }
+  return any ? std::optional(std::move(cuts)) : std::nullopt;
 }
 
 std::vector<VariableCuts> CutMoves::Beside(const VariableCuts& cuts) const {
@@ -38,35 +57,42 @@ std::vector<VariableCuts> CutMoves::Beside(const VariableCuts& cuts) const {
     const NameInBlock at = InBlock(weight);
     kinds[Cat(at.block, at.name, " ", known->second.shape.str())].push_back(weight);
   }
+  std::vector<MeshAxes> nests;  // along which a move changes a cut: one axis, or all of a group
+  const auto add = [&](MeshAxes axes) {
+    std::erase_if(axes, [&](int a) { return model_.mesh.axis_size(a) == 1 || HasAxis(zero_axes_, a); });
+    if (!axes.empty() && std::find(nests.begin(), nests.end(), axes) == nests.end()) nests.push_back(axes);
+  };
+  for (int axis = 0; axis < model_.mesh.rank(); ++axis) add({axis});
+  for (const auto& [name, axes] : model_.mesh.groups()) add(model_.mesh.FindAxes(axes));
   std::vector<VariableCuts> all;
   for (const auto& [kind, weights] : kinds)
-    for (int axis = 0; axis < model_.mesh.rank(); ++axis)
-      if (model_.mesh.axis_size(axis) > 1 && axis != zero_axis_) AddCutsOf(weights, axis, cuts, &all);
+    for (const MeshAxes& axes : nests) AddCutsOf(weights, axes, cuts, &all);
   return all;
 }
 
-// The cuts with these weights, which are alike, cut in each other way along a mesh axis.
-void CutMoves::AddCutsOf(const std::vector<std::string>& weights, int axis, const VariableCuts& cuts,
-                         std::vector<VariableCuts>* all) const {
-  const int entry = 1 + axis;
-  const Dims& shape = model_.variables.at(weights[0]).shape;
-  const FixedSbp& is = cuts.at(weights[0]).fixed;
-  const Role role = RoleOf(roles_, axis);
-  if (model_.variables.at(weights[0]).node.fixed.count(entry) > 0) return;
-  for (int a = -1; a < shape.rank(); ++a) {  // -1: whole
-    const bool taken = std::any_of(is.begin(), is.end(), [&](const auto& other) {
-      return other.second.is_split() && other.second.axis == a;
-    });
-    if (a < 0 ? is.count(entry) == 0 : taken || shape[a] < model_.mesh.axis_size(axis)) continue;
-    all->push_back(cuts);
-    for (const std::string& weight : weights) {
-      VariableCut& cut = all->back()[weight];
-      cut.fixed.erase(entry);
-      cut.stored.erase(entry);
+// The cuts with these weights, which are alike, cut in each other way along these mesh axes.
+void CutMoves::AddCutsOf(const std::vector<std::string>& weights, const MeshAxes& axes,
+                         const VariableCuts& cuts, std::vector<VariableCuts>* all) const {
+  const ModelVariable& like = model_.variables.at(weights[0]);
+  if (std::any_of(axes.begin(), axes.end(), [&](int a) { return like.node.fixed.count(1 + a) > 0; })) return;
+  std::vector<int> sizes = {1};
+  for (int a = 0; a < model_.mesh.rank(); ++a) sizes.push_back(model_.mesh.axis_size(a));
+  const VariableCut& is = cuts.at(weights[0]);
+  for (int a = -1; a < like.shape.rank(); ++a) {  // -1: whole
+    VariableCut cut = is;
+    FixedSbp nested = like.node.fixed;
+    for (int axis : axes) {
+      cut.fixed.erase(1 + axis);
+      cut.stored.erase(1 + axis);
       if (a < 0) continue;
-      cut.fixed[entry] = S(a);
-      if (role == Role::kBatch || role == Role::kContext) cut.stored.insert(entry);
+      cut.fixed[1 + axis] = S(a);
+      const Role role = RoleOf(roles_, axis);
+      if (role == Role::kBatch || role == Role::kContext) cut.stored.insert(1 + axis);
     }
+    nested.insert(cut.fixed.begin(), cut.fixed.end());
+    if (cut.fixed == is.fixed || (a >= 0 && NestedParts(nested, a, sizes) > like.shape[a])) continue;
+    all->push_back(cuts);
+    for (const std::string& weight : weights) all->back()[weight] = cut;
   }
 }
 

@@ -23,7 +23,9 @@
 #include "oneflow_like/model/blocks.h"
 #include "oneflow_like/session/cut_moves.h"
 #include "oneflow_like/session/cuts_report.h"
+#include "oneflow_like/session/logit_tiles.h"
 #include "oneflow_like/session/summary.h"
+#include "ops/language/losses.h"
 
 namespace oneflow_like {
 namespace {
@@ -100,20 +102,20 @@ Plan Within(const Question& q, const VariableCuts& cuts) {
 // A choice of cuts that was looked at, with the blocks where they are at first.
 struct Setting {
   VariableCuts cuts;
-  WaitChoice least;      // computes all again that may be
+  WaitChoice least;      // keeps least
   double hope = kNever;  // for seconds within the budget
-  bool roomy = false;    // it fits without computing anything again
+  bool roomy = false;    // it fits with what keeps most
   bool searched = false;
 };
 
 Setting Look(const Question& q, const VariableCuts& cuts) {
   RecomputeSearch plans = PlansOf(q, q.given.stages, cuts);
-  Setting setting{.cuts = cuts, .least = plans.All(Recompute::kFull)};
+  Setting setting{.cuts = cuts, .least = plans.All(plans.modes().back())};
   const auto fits = [&](const WaitChoice& choice) { return Fits(q, choice); };
   if (fits(setting.least)) setting.hope = setting.least.seconds;
   setting.roomy = plans.regions().empty() && fits(setting.least);
   if (q.large || plans.regions().empty()) return setting;
-  const WaitChoice all = plans.All(Recompute::kNone);
+  const WaitChoice all = plans.All(plans.modes().front());
   setting.roomy = fits(all);
   if (setting.roomy) {
     setting.hope = all.seconds;
@@ -125,7 +127,8 @@ Setting Look(const Question& q, const VariableCuts& cuts) {
     if (fits(setting.least)) setting.hope = setting.least.seconds;
     return setting;
   }
-  for (const WaitChoice& some : {plans.All(Recompute::kSelective), setting.least}) {
+  for (const Recompute mode : plans.modes()) {
+    const WaitChoice some = plans.All(mode);
     if (!fits(some)) continue;
     const double part =
         static_cast<double>(all.peak() - q.budget.bytes) / static_cast<double>(all.peak() - some.peak());
@@ -273,7 +276,10 @@ Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
   }
   Settings settings(q);
   const Setting& fastest = settings.Of(cuts);
-  if (!fastest.roomy) ClimbPrices(q, moves, &settings);
+  if (!fastest.roomy) {
+    if (const auto annotated = moves->Annotated(); annotated && !q.large) settings.Of(*annotated);
+    ClimbPrices(q, moves, &settings);
+  }
   if (!settings.MostHopeful(kNever)) Descend(*moves, &settings);
   SearchHopeful(q, &settings, &best);
   if (best && best->fits && !q.large && q.budget.bytes > 0) GoBeside(q, *moves, &settings, &best);
@@ -314,7 +320,82 @@ Decisions AsPlanned(const Asked& asked, const Decisions& plan, Decisions given) 
     if (asked.training && asked.source->regions().all().count(region) == 0)
       Fail(who, " has recompute=", Name(how), " for region '", region, "', which is not there");
   if (asked.training) given.waits = plan.waits;
+  if (const auto& tile = asked.options.logits_tile; !tile)
+    given.logits_tile = plan.logits_tile;
+  else if (asked.training && *tile != plan.logits_tile)
+    Fail(who, " has logits_tile=", plan.logits_tile, ", but the session's is ", *tile);
   return given;
+}
+
+// What a search has found with one choice of the logits' rows.
+struct Searched {
+  Plan plan;
+  int tried = 0;                    // Decided::tried
+  std::shared_ptr<CutMoves> moves;  // where cuts are open
+  Decisions given;
+};
+
+Searched Search(const Asked& asked, const Budget& budget, const Decisions& given) {
+  Searched found{.given = given};
+  const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, given));
+  Question q{asked, budget, options, given};
+  if (budget.cuts || asked.training) {
+    Graph placed = Passed(asked, given, options, kBeforeCuts);
+    constexpr size_t kNodes = 10'000;
+    q.beside = std::min(kMostSettings, kNodes / std::max(1, placed.num_nodes()));
+    q.large = IsLarge(placed);
+    if (q.large || (budget.waits && budget.cuts)) CheckVariables(asked, budget, placed, options);
+    if (budget.cuts) found.moves = std::make_shared<CutMoves>(asked.model(), std::move(placed), options);
+  }
+  found.plan = found.moves ? WithCuts(q, found.moves.get(), &found.tried) : Within(q, {});
+  return found;
+}
+
+// With other decisions, and the cuts that were found.
+Searched WithCutsOf(const Asked& asked, const Budget& budget, Searched found, const Decisions& given) {
+  const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, given));
+  const Question q{asked, budget, options, given};
+  found.given = given;
+  found.plan = Within(q, found.plan.cuts);
+  return found;
+}
+
+// Rows of logits at a time that are an alternative to all; 0: nothing else is possible, or would be small.
+int64_t OtherTile(const Asked& asked, const Budget& budget, const Decisions& given) {
+  if (asked.options.logits_tile || budget.bytes == 0) return 0;
+  const std::vector<std::string> kinds = given.mesh.kinds();
+  const bool cuda = std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end();
+  const int64_t tile = (cuda ? 2 : 1) * kLogitTile;  // mean_linear_cross_entropy says why
+  const Graph graph = GraphOf(asked, given);
+  return RowsOfLogits(graph, PartsOfTokens(asked, graph)) >= 2 * tile ? tile : 0;
+}
+
+// Estimated seconds of a step with these blocks and cuts that keeps all.
+double SecondsOfAllKept(const Asked& asked, const Budget& budget, const Searched& found) {
+  const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, found.given));
+  const Question q{asked, budget, options, found.given};
+  RecomputeSearch plans = PlansOf(q, found.plan.stages, found.plan.cuts);
+  return plans.All(plans.modes().front()).seconds;
+}
+
+// All logits at once where that fits without anything computed again; else the faster of both that fits.
+// Tiles are taken to be no gain by themselves: estimates do not know that each goes through memory, too.
+Searched WithLogits(const Asked& asked, const Budget& budget, const Decisions& given) {
+  Searched whole = Search(asked, budget, given);
+  const auto& waits = whole.plan.waits.waits;
+  const bool kept = std::all_of(waits.begin(), waits.end(),
+                                [](const auto& wait) { return wait.second == Recompute::kNone; });
+  if (whole.plan.fits && kept) return whole;
+  Decisions tiled = given;
+  tiled.logits_tile = OtherTile(asked, budget, given);
+  if (tiled.logits_tile == 0) return whole;
+  // Where cuts were found for whole logits, with the same: to search for others takes as long again.
+  Searched other = whole.moves ? WithCutsOf(asked, budget, whole, tiled) : Search(asked, budget, tiled);
+  if (whole.plan.fits != other.plan.fits) return whole.plan.fits ? whole : other;
+  const WaitChoice &mine = whole.plan.waits, &theirs = other.plan.waits;
+  if (!whole.plan.fits) return theirs.peak() < mine.peak() ? other : whole;
+  const double gain = SecondsOfAllKept(asked, budget, whole) - SecondsOfAllKept(asked, budget, other);
+  return theirs.seconds + std::max(0.0, gain) < mine.seconds ? other : whole;
 }
 
 }  // namespace
@@ -326,10 +407,22 @@ Decided Decide(const Asked& asked, const Budget& budget) {
   given.micro_batches = asked.options.micro_batches;
   given.schedule = asked.options.schedule;
   given.virtual_stages = asked.model().options.pipeline.virtual_stages;
-  given.zero = asked.model().zero_axis < 0 ? 0 : asked.model().options.zero.stage;
+  const Zero& zero = asked.model().options.zero;
+  given.zero = asked.model().zero_axes.empty() ? 0 : zero.stage;
+  if (given.zero > 0) given.zero_axis = zero.axis;
+  const Offload& offload = asked.model().options.offload;
+  given.offload = ParseOffload(OffloadText(offload), "offload");  // no more than a text holds
+  if (asked.training) {
+    given.reduce_dtype = asked.training->reduce_dtype;
+    given.reduce_axis = given.mesh.NameOf(asked.training->reduce_axes);
+  }
+  given.overlap = asked.options.overlap.chunks;
+  given.bucket = zero.bucket_bytes;
+  given.prefetch = given.zero < 3 && offload.any() ? offload.prefetch : zero.prefetch;
   if (asked.training && asked.training->recompute != Recompute::kAuto)
     given.recompute = asked.training->recompute;
   given.stages = DivisionOf(*asked.source);
+  given.logits_tile = asked.options.logits_tile.value_or(0);
   if (const auto& plan = asked.model().options.plan) {
     Decided decided{AsPlanned(asked, *plan, std::move(given))};
     if (!decided.decisions.cuts.empty()) decided.cuts_text = CutsText(asked.model(), nullptr, plan->cuts);
@@ -339,19 +432,11 @@ Decided Decide(const Asked& asked, const Budget& budget) {
   Decided decided;
   const std::string text =
       FromProcessZero(asked.model().options.job.get(), Cat("the plan of session ", asked.options.name), [&] {
-        const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, given));
-        Question q{asked, budget, options, given};
-        std::shared_ptr<CutMoves> moves;
-        if (budget.cuts || asked.training) {
-          Graph placed = Passed(asked, given, options, kBeforeCuts);
-          constexpr size_t kNodes = 10'000;
-          q.beside = std::min(kMostSettings, kNodes / std::max(1, placed.num_nodes()));
-          q.large = IsLarge(placed);
-          if (q.large || (budget.waits && budget.cuts)) CheckVariables(asked, budget, placed, options);
-          if (budget.cuts) moves = std::make_shared<CutMoves>(asked.model(), std::move(placed), options);
-        }
-        const Plan plan = moves ? WithCuts(q, moves.get(), &decided.tried) : Within(q, {});
-        decided.decisions = given;
+        const Searched found = WithLogits(asked, budget, given);
+        const Plan& plan = found.plan;
+        const std::shared_ptr<CutMoves>& moves = found.moves;
+        decided.tried = found.tried;
+        decided.decisions = found.given;
         decided.decisions.stages = plan.stages;
         decided.decisions.cuts = plan.cuts;
         std::erase_if(decided.decisions.cuts,

@@ -1,6 +1,9 @@
 // The text of --explain: every boxing with its price and its reason, and each rank's work beside the mean.
+// And sentences about mesh axes that divide little work.
 #include <algorithm>
+#include <utility>
 
+#include "compiler/cost/cost.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
 
@@ -36,6 +39,40 @@ std::string OverlapLines(const Compiled& compiled) {
   return text;
 }
 
+// Blocks whose lines are alike share one, where the first of them is.
+std::string WaitLines(const std::vector<WaitPrice>& prices, bool host) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> lines;
+  for (const WaitPrice& price : prices) {
+    std::string text;
+    for (const Recompute mode : kRecomputeModes) {
+      const auto m = static_cast<size_t>(mode);
+      const bool chosen = mode == price.chosen;
+      const bool nothing_to_send = price.bytes[m] == price.bytes[static_cast<size_t>(WithoutGather(mode))];
+      if (((GathersAgain(mode) && nothing_to_send) || (mode == Recompute::kHost && !host)) && !chosen)
+        continue;
+      text += Cat(text.empty() ? ": " : ", ", chosen ? "*" : "", Name(mode), " ", BytesText(price.bytes[m]),
+                  price.seconds[m] > 0 ? Cat(" and ", SecondsText(price.seconds[m])) : "");
+    }
+    const auto at =
+        std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == text; });
+    if (at == lines.end())
+      lines.push_back({text, {price.region}});
+    else
+      at->second.push_back(price.region);
+  }
+  std::string text;
+  for (const auto& [line, blocks] : lines)
+    text += Cat("  ",
+                blocks.size() == 1 ? blocks[0]
+                                   : Cat(blocks.size(), " blocks, ", blocks[0],
+                                         blocks.size() == 2 ? " and " : " to ", blocks.back()),
+                line, "\n");
+  return text.empty() ? ""
+                      : Cat("\nwhat a rank keeps of a micro-batch for the gradients of a block, and the time "
+                            "to repeat the rest, by --recompute and --gather_again; * is what it does\n",
+                            text);
+}
+
 std::string WorkLines(const Compiled& compiled, const std::vector<RankSummary>& summaries) {
   double sum = 0;
   int ranks = 0;
@@ -60,7 +97,41 @@ std::string Session::ExplainText() const {
   const Compiled& compiled = impl_->compiled;
   return Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", a step of ",
              SecondsText(compiled.logical.makespan), " by estimate\n", RecomputeText(compiled),
-             BoxingLines(compiled), OverlapLines(compiled), WorkLines(compiled, Summaries()));
+             BoxingLines(compiled), OverlapLines(compiled),
+             impl_->wait_prices ? WaitLines(impl_->wait_prices(), compiled.options.machine.host.known) : "",
+             WorkLines(compiled, Summaries()));
+}
+
+std::vector<std::string> Session::AxisWarnings() const {
+  constexpr double kEnough = 0.5;  // of the work divided: cost has found a use for the axis
+  const Graph& graph = impl_->compiled.graph;
+  const Mesh& mesh = graph.mesh();
+  std::vector<bool> used(mesh.rank(), false);
+  std::vector<double> divided(mesh.rank(), 0);
+  double all = 0;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    const bool given = node.kind == NodeKind::kInput || node.kind == NodeKind::kVariable;
+    const double flops = graph.IsHeavy(n) ? LocalWork(graph, n, graph.RuleOf(n)).work().flops : 0;
+    all += flops;
+    for (int a = 0; a < mesh.rank(); ++a) {
+      const auto cut = [a](const NdSbp& sbp) { return !sbp.empty() && !sbp[1 + a].is_broadcast(); };
+      const bool result = !node.out.empty() && cut(graph.value(node.out[0]).sbp);
+      const auto annotation = node.fixed.find(1 + a);
+      used[a] = used[a] || node.slice.fixed[a] != Slice::kFree || (given && result) ||
+                (annotation != node.fixed.end() && !annotation->second.is_broadcast());
+      if (result || std::any_of(node.want.begin(), node.want.end(), cut)) divided[a] += flops;
+    }
+  }
+  std::vector<std::string> sentences;
+  for (int a = 0; a < mesh.rank(); ++a) {
+    if (mesh.axis_size(a) == 1 || used[a] || divided[a] > kEnough * all) continue;
+    sentences.push_back(Cat("neither data nor weights are cut over mesh axis ", mesh.axis_name(a), ": its ",
+                            mesh.axis_size(a), " devices repeat ",
+                            divided[a] == 0 ? "all" : PercentText(all - divided[a], all),
+                            " of the work of products and attention"));
+  }
+  return sentences;
 }
 
 }  // namespace oneflow_like

@@ -9,9 +9,12 @@
 
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/talk/job.h"
+#include "core/device/library_memory.h"
 #include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/model/placement.h"
 #include "oneflow_like/session/plain_cores.h"
 #include "oneflow_like/session/session_impl.h"
+#include "oneflow_like/session/summary.h"
 
 namespace oneflow_like {
 
@@ -35,7 +38,8 @@ constexpr int64_t BackendCounts::*kCounts[] = {&BackendCounts::library_products,
                                                &BackendCounts::lone_launches,
                                                &BackendCounts::allocated_bytes,
                                                &BackendCounts::other_bytes,
-                                               &BackendCounts::ranks};
+                                               &BackendCounts::ranks,
+                                               &BackendCounts::devices};
 
 struct Row {
   std::string what;
@@ -115,6 +119,7 @@ std::string Packed(const StepProfile& profile) {
     k->set_bytes(kernel.bytes);
   }
   for (auto count : kCounts) packed.add_device_count(profile.devices.*count);
+  packed.add_device_count(profile.communicator_bytes);
   return packed.SerializeAsString();
 }
 
@@ -134,6 +139,7 @@ StepProfile Together(const std::vector<std::string>& profiles) {
     sum.runtime += packed.runtime();
     for (size_t i = 0; i < std::size(kCounts); ++i)
       sum.devices.*kCounts[i] += packed.device_count(static_cast<int>(i));
+    sum.communicator_bytes += packed.device_count(static_cast<int>(std::size(kCounts)));
     for (const wire::KernelProfile& k : packed.kernel()) {
       KernelProfile& kernel = kernels[k.label()];
       kernel.label = k.label();
@@ -170,11 +176,13 @@ std::string DevicesText(const StepProfile& profile) {
   for (const auto& [count, what] : slower) {
     if (count != 0) text += Cat("  SLOWER THAN IT COULD BE: ", count, " ", what, "\n");
   }
-  if (d.other_bytes > d.ranks * kCudaBytesOfOthers) {
+  const int64_t allowed =
+      d.ranks * kCudaBytesOfOthers + d.devices * LibraryMemoryHere().bytes + profile.communicator_bytes;
+  if (d.other_bytes > allowed) {
     std::snprintf(
         line, sizeof line,
         "  libraries, communicators and graphs hold %.0f MiB of the GPUs, the memory table says %.0f\n",
-        MiB(d.other_bytes), MiB(d.ranks * kCudaBytesOfOthers));
+        MiB(d.other_bytes), MiB(allowed));
     text += line;
   }
   return text;
@@ -265,11 +273,38 @@ std::string PlainCoresLines(const Session::Impl& session) {
   return "";
 }
 
+// Of the ranks that this process hosts; 0 where libraries take so little that it does not matter.
+int64_t CommunicatorsHere(const Session::Impl& session, const BackendCounts& counts) {
+  if (counts.other_bytes <= counts.ranks * kCudaBytesOfOthers) return 0;
+  int64_t bytes = 0;
+  for (int rank : session.model->store->ranks())
+    bytes += MemoryBesidesPlan(*session.model, PlanOf(session.compiled, rank, PlanDetail::kOutline).plan)
+                 .communicators;
+  return bytes;
+}
+
+// Keeps what libraries took on this process's devices for the tables of later runs, and says so if it is new.
+void KeepLibraries(const Session::Impl& session, const StepProfile& profile) {
+  const BackendCounts& counts = profile.devices;
+  if (!session.model->backend || counts.devices == 0) return;
+  const int64_t taken = (counts.other_bytes - profile.communicator_bytes) / counts.devices;
+  const int64_t allowed = LibraryMemoryHere().bytes;
+  const std::vector<int>& devices = session.model->options.devices;
+  const std::string card = session.model->backend->Describe(devices.empty() ? 0 : devices[0]);
+  if (taken <= kCudaBytesOfOthers || !KeepLibraryMemory(card, taken - kCudaBytesOfOthers)) return;
+  LOG(INFO) << "code of libraries and recordings took " << BytesText(static_cast<double>(taken))
+            << " of a GPU in this process; the memory table allowed for "
+            << BytesText(static_cast<double>(allowed + kCudaBytesOfOthers))
+            << ", and those of later runs allow for this";
+}
+
 }  // namespace
 
 StepProfile Session::TakeProfile() {
   if (!impl_ || !impl_->runtime) return {};
   StepProfile mine = impl_->runtime->TakeProfile();
+  mine.communicator_bytes = CommunicatorsHere(*impl_, mine.devices);
+  if (mine.steps > 0) KeepLibraries(*impl_, mine);
   if (impl_->data_steps > 0) mine.data = impl_->data_seconds;
   if (impl_->model->report) AddProfile(mine, &impl_->reported);
   impl_->data_seconds = 0;
@@ -280,7 +315,8 @@ StepProfile Session::TakeProfile() {
 
 std::string Session::ProfileText() {
   if (!impl_) return ToText(TakeProfile(), "");
-  return ToText(TakeProfile(), impl_->options.name) + PlainCoresLines(*impl_);
+  return ToText(TakeProfile(), impl_->options.name) + PlainCoresLines(*impl_) +
+         ShownText(impl_->shown->all());
 }
 
 }  // namespace oneflow_like

@@ -45,6 +45,7 @@ struct StepResult::State {
   std::shared_ptr<StallWatch> stalls;
   std::string session;
   std::string finite;  // output that must be finite, empty for none
+  std::shared_ptr<ShownNumbers> shown;
   bool checked = false;
   double lr_factor = std::numeric_limits<double>::quiet_NaN(), data_seconds = -1;
 };
@@ -58,6 +59,7 @@ void StepResult::Wait() const {
   Status status = state_->handle.Wait();
   doing.reset();
   if (!status.ok()) throw Error(status.message());
+  if (state_->shown) std::exchange(state_->shown, nullptr)->Add(state_->handle);
   if (state_->finite.empty() || state_->checked) return;
   const HostTensor& loss = state_->handle.Get(state_->finite);
   float value = loss.as<float>()[0];
@@ -376,12 +378,14 @@ StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
   impl_->CheckFeeds(own, own_pieces);
   impl_->CheckVariables();
   impl_->CheckReplicas();
-  // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place.
-  if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitCopied();
+  // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place:
+  // the device does.
+  if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitBegun();
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
   result.state_->handle = impl_->runtime->Launch(own, own_pieces);
   result.state_->finite = impl_->finite;
+  result.state_->shown = impl_->shown;
   result.state_->stalls = impl_->model->options.stalls;
   result.state_->session = impl_->options.name;
   result.state_->lr_factor = lr_factor;

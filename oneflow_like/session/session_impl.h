@@ -7,8 +7,10 @@
 #include <string>
 
 #include "compiler/compile.h"
+#include "compiler/search/wait_prices.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/session.h"
+#include "oneflow_like/session/shown.h"
 
 namespace oneflow_like {
 
@@ -17,6 +19,9 @@ struct Session::Impl {
   Compiled compiled;
   SessionOptions options;
   Decisions decisions = {};
+  // Of a training: what ways for values to wait would keep and repeat. Passes run for it. The Impl outlives
+  // it.
+  std::function<std::vector<WaitPrice>()> wait_prices = {};
   std::set<std::string> outputs = {};
   std::map<std::string, int> inputs = {};  // by name, their value in the compiled graph
   std::string finite = {};                 // output that must be finite, empty for none
@@ -37,6 +42,8 @@ struct Session::Impl {
   bool reads_averages = false;  // in place of weights
   // With a report: the sum of all that TakeProfile took from the runtime.
   StepProfile reported;
+  // Results of steps add to it, and may outlive the session.
+  std::shared_ptr<ShownNumbers> shown = std::make_shared<ShownNumbers>();
 
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.

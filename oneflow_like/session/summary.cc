@@ -38,7 +38,7 @@ std::vector<int64_t> VariablesByPurpose(const Compiled& compiled, const std::vec
   std::vector<int64_t> bytes(kPurposes, 0);
   const std::map<std::string, Purpose> of_variable = PurposesOfVariables(compiled, purposes);
   for (const plan::Variable& v : plan.variable())
-    bytes[static_cast<int>(of_variable.at(v.name()))] += v.bytes();
+    if (!IsOnHost(v)) bytes[static_cast<int>(of_variable.at(v.name()))] += v.bytes();
   return bytes;
 }
 
@@ -98,6 +98,7 @@ std::vector<std::pair<std::string, int64_t>> BlocksOfRank(const Compiled& compil
   const std::map<std::string, Purpose> of_variable = PurposesOfVariables(compiled, purposes);
   std::map<std::string, BytesOfKinds> of_block;  // by region, "" for none
   for (const plan::Variable& v : made.plan.variable()) {
+    if (IsOnHost(v)) continue;
     const std::string& name = v.name();  // "block0/up", or "train:adam_m/block0/up"
     const size_t colon = name.find(':'), slash = name.find('/');
     const bool of_training = colon != std::string::npos && slash != std::string::npos && colon < slash;
@@ -170,8 +171,10 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     const plan::Buffer* last = nullptr;  // of those that share the entry
   };
   std::vector<Consumer> consumers;
+  s.host_transient_bytes = ArenaBytes(plan, "host");
   for (const plan::Variable& v : plan.variable()) {
-    s.persistent_bytes += v.bytes();
+    (IsOnHost(v) ? s.host_persistent_bytes : s.persistent_bytes) += v.bytes();
+    if (IsOnHost(v)) continue;
     consumers.push_back({"variable " + v.name(), v.bytes()});
   }
   std::map<int, const plan::Kernel*> source;   // by buffer
@@ -182,6 +185,9 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     for (const plan::Kernel& k : a.kernel()) {
       s.bytes_sent += k.link_bytes() * a.acts();
       s.flops += k.flops() * a.acts();
+      // Each byte is read on one side and written on the other.
+      if (k.category() == kHostCopies)
+        (k.name() == kFromHost ? s.bytes_from_host : s.bytes_to_host) += k.bytes() / 2 * a.acts();
       for (const plan::Operand& o : k.out()) source[o.buffer()] = &k;
       with_scratch += k.scratch_bytes() > 0;
       if (k.scratch_bytes() > (most_scratch ? most_scratch->scratch_bytes() : 0)) most_scratch = &k;
@@ -191,10 +197,11 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     consumers.push_back({Cat("scratch of ", most_scratch->node(), ", the most of ", with_scratch, " kernels"),
                          most_scratch->scratch_bytes()});
   for (const plan::Buffer& b : plan.buffer())
-    if (!IsVariable(b)) consumers.push_back({"", b.slot_bytes() * b.slots(), &b});
+    if (!IsVariable(b) && b.arena() == 0) consumers.push_back({"", b.slot_bytes() * b.slots(), &b});
   if (plan.device_kind() == "cuda") {
     const MemoryBesides besides = MemoryBesidesPlan(model, plan);
     s.library_bytes = kCudaBytesBesides + besides.device;
+    s.communicator_bytes = besides.communicators;
     AddPlainCores(compiled.graph.catalog(), plan, &s);
     for (const auto& [what, bytes] : besides.consumers) consumers.push_back({what, bytes});
   }
@@ -234,8 +241,12 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
   s.purposes = PurposesOfRank(compiled, purposes, made);
   s.blocks = BlocksOfRank(compiled, purposes, made);
   if (s.library_bytes > 0) {
-    s.purposes.back().second += s.library_bytes;
-    s.blocks.push_back({"libraries and packing", s.library_bytes});
+    s.purposes.back().second += s.library_bytes - s.communicator_bytes;
+    s.blocks.push_back({"libraries and packing", s.library_bytes - s.communicator_bytes});
+  }
+  if (s.communicator_bytes > 0) {
+    s.purposes.push_back({"communicators", s.communicator_bytes});
+    s.blocks.push_back({"communicators", s.communicator_bytes});
   }
   s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
   s.feed_bytes = FeedBytes(plan, session.options.steps_in_flight);
@@ -245,8 +256,10 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
 
 bool Alike(const RankSummary& a, const RankSummary& b) {
   return a.stage == b.stage && a.peak_bytes == b.peak_bytes && a.persistent_bytes == b.persistent_bytes &&
-         a.flops == b.flops && a.actors == b.actors && a.buffers == b.buffers &&
-         a.collectives == b.collectives && a.bytes_sent == b.bytes_sent && a.consumers == b.consumers;
+         a.host_persistent_bytes == b.host_persistent_bytes &&
+         a.host_transient_bytes == b.host_transient_bytes && a.flops == b.flops && a.actors == b.actors &&
+         a.buffers == b.buffers && a.collectives == b.collectives && a.bytes_sent == b.bytes_sent &&
+         a.consumers == b.consumers;
 }
 
 }  // namespace
@@ -355,13 +368,20 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
                          s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
   text += Cat("  peak memory   ", BytesText(s.peak_bytes), " = ", BytesText(s.persistent_bytes),
               " variables + ", BytesText(s.transient_bytes), " buffers and scratch",
-              s.library_bytes > 0 ? " + " + BytesText(s.library_bytes) + " of libraries and packing" : "",
+              s.library_bytes > 0 ? Cat(" + ", BytesText(s.library_bytes), " of libraries",
+                                        s.communicator_bytes > 0 ? ", communicators" : "", " and packing")
+                                  : "",
               " (lower bound ", BytesText(s.lower_bound_bytes), ")\n");
   for (const auto& [purpose, bytes] : s.purposes) {
     if (bytes == 0) continue;
     snprintf(line, sizeof(line), "    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
     text += line;
   }
+  if (s.host_persistent_bytes + s.host_transient_bytes > 0)
+    text += Cat("  on the host   ", BytesText(s.host_persistent_bytes + s.host_transient_bytes), " = ",
+                BytesText(s.host_persistent_bytes), " variables + ", BytesText(s.host_transient_bytes),
+                " activations; copied from there ", BytesText(s.bytes_from_host), " a step, and to there ",
+                BytesText(s.bytes_to_host), "\n");
   if (s.library_bytes > 0)
     text +=
         Cat("  host memory   ",
@@ -424,10 +444,17 @@ std::string RecomputeText(const Compiled& compiled) {
   for (const auto& [region, stage] : stage_of) ++layers[stage][chosen.at(region)];
   std::string text;
   for (auto& [stage, count] : layers) {
-    const int full = count[Recompute::kFull], selective = count[Recompute::kSelective],
-              all = full + selective + count[Recompute::kNone];
-    text += Cat("recompute: ", stage.empty() ? "" : Cat("stage ", stage, ": "), full, " of ", all,
-                " layers full, ", selective, " selective\n");
+    int all = 0, selective = 0, gather = 0, host = 0;
+    for (const auto& [mode, layers_of_mode] : count) {
+      all += layers_of_mode;
+      if (WithoutGather(mode) == Recompute::kSelective) selective += layers_of_mode;
+      if (GathersAgain(mode)) gather += layers_of_mode;
+      if (mode == Recompute::kHost) host += layers_of_mode;
+    }
+    text += Cat("recompute: ", stage.empty() ? "" : Cat("stage ", stage, ": "), count[Recompute::kFull],
+                " of ", all, " layers full, ", selective, " selective",
+                gather > 0 ? Cat(", ", gather, " gather again") : "",
+                host > 0 ? Cat(", ", host, " wait on the host") : "", "\n");
   }
   return text;
 }
@@ -450,6 +477,8 @@ std::string Session::SummaryText() const {
                 SecondsText(stage.seconds), line);
   }
   text += RecomputeText(compiled);
+  if (const int64_t tile = impl_->decisions.logits_tile; tile > 0)
+    text += Cat("logits: at most ", tile, " rows at a time\n");
   text += OverlapText(compiled);
   text += AlgorithmsText(compiled);
   for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "actor/net/talk/job.h"
+#include "compiler/search/wait_prices.h"
 #include "oneflow_like/model/variables.h"
 #include "oneflow_like/session/agreement_text.h"
 #include "oneflow_like/session/decide.h"
@@ -130,11 +131,20 @@ Session SessionOf(const Asked& asked) {
   std::vector<ModelVariable> state;
   std::unique_ptr<Session::Impl> impl = CompileSession(asked, decided.decisions, &state);
   impl->trains = asked.training.has_value();
+  if (impl->trains)
+    impl->wait_prices = [asked, decisions = impl->decisions, &options = impl->compiled.options] {
+      return PricesOfWaits(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);
+    };
   if (asked.check_finite) impl->finite = "loss";
   for (int n : impl->compiled.graph.Order()) {
     const Node& node = impl->compiled.graph.node(n);
     if (node.kind == NodeKind::kInput) impl->inputs[node.name] = node.out[0];
-    if (node.kind == NodeKind::kFetch) impl->outputs.insert(node.name);
+    if (node.kind != NodeKind::kFetch) continue;
+    impl->outputs.insert(node.name);
+    const Value& value = impl->compiled.graph.value(node.in[0]);
+    if (asked.source->shown.count(node.name) > 0 && value.shape.elements() == 1 &&
+        value.dtype == DType::kFloat32)
+      impl->shown->Follow(node.name);
   }
   Session session(std::move(impl));
   if (model.options.compiled) *model.options.compiled = true;
@@ -150,6 +160,10 @@ Session SessionOf(const Asked& asked) {
   VLOG(1) << "session " << name << " is compiled: " << session.impl()->compiled.graph.Order().size()
           << " nodes on " << model.mesh.str();
   for (ModelVariable& variable : state) model.variables.emplace(variable.node.name, std::move(variable));
+  const Graph& graph = session.impl()->compiled.graph;
+  for (int n : graph.Order())
+    if (const Node& node = graph.node(n); node.kind == NodeKind::kVariable && graph.OnHost(node.out[0]))
+      model.variables.at(node.name).on_host = true;
   model.steps[name].of = asked.training ? SessionSteps::Of::kTraining : SessionSteps::Of::kEvaluation;
   return session;
 }

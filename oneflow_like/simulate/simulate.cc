@@ -152,8 +152,9 @@ class StepRecorder {
   StepRecorder(int steps, bool keep) : ends_(static_cast<size_t>(steps)), keep_(keep) {}
 
   void Expect(const plan::Plan& plan) {
-    for (const plan::Actor& actor : plan.actor())
-      if (actor.has_collective()) messages_.insert({plan.rank(), actor.id()});
+    for (const plan::Actor& actor : plan.actor())  // copies from and to the host are as messages are
+      if (actor.stream() >= 0 && plan.stream(actor.stream()).kind() != plan::COMPUTE)
+        messages_.insert({plan.rank(), actor.id()});
   }
   void Add(const TraceRecord& r) {
     if (keep_) records_.push_back(r);
