@@ -1,27 +1,42 @@
 // Trains BERT to guess masked tokens of synthetic rows or any text, on any mesh of axes dp, tp and pp.
 //   build/examples/bert --size=tiny --mesh=cpu:dp=2,tp=2 --text=book.txt
-#include <gflags/gflags.h>
-
 #include <limits>
 #include <memory>
 
 #include "examples/bert_model.h"
 #include "oneflow_like/data/token_files.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/data.h"
 #include "oneflow_like/program/program.h"
 
-DEFINE_int64(batch, 32, "sequences of one step");
-DEFINE_int64(eval_batches, 16, "of held-out text; 0: none");
-DEFINE_int64(context, 128, "tokens of one sequence");
-DEFINE_string(text, "", "text, .bin, .idx, .npy; empty: synthetic");
-DEFINE_string(size, "tiny", "tiny, mini, small or base");
-DEFINE_int64(layers, 0, "blocks; 0: of the size");
-DEFINE_double(dropout, 0, "probability of dropping");
-DEFINE_double(weight_decay, 0.01, "weight decay of AdamW");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  int64_t context = 128, layers = 0;
+  std::string text, size = "tiny";
+  double dropout = 0, weight_decay = 0.01;
+} flags;
+
+FlagGroup ModelGroup() {
+  return {
+      "model",
+      "Model",
+      {{"size", &flags.size, "Chooses the model: tiny, mini, small or base.", {}, kCommon | kKept},
+       {"layers", &flags.layers, "Sets the number of blocks; 0 takes that of --size.", RangeOf(0, 10'000),
+        kCommon | kKept},
+       {"context", &flags.context, "Sets how many tokens a sequence has.", RangeOf(1, 1 << 20),
+        kCommon | kKept},
+       {"text",
+        &flags.text,
+        "Learns from this text, or from files of tokens (.bin, .idx, .npy); empty means synthetic tokens.",
+        {},
+        kCommon},
+       {"dropout", &flags.dropout, "Drops values with this probability in training.", RangeBelow(0, 1),
+        kKept},
+       {"weight_decay", &flags.weight_decay, "Sets the weight decay of AdamW.", RangeOf(0, 1e30), kKept}}};
+}
 
 struct MaskedData {
   std::string name;                                     // for people
@@ -31,19 +46,19 @@ struct MaskedData {
 
 MaskedData OpenMasked() {
   auto mask = [](auto rows, int64_t tokens) { return std::make_shared<MaskedRows>(std::move(rows), tokens); };
-  if (FLAGS_text.empty()) {
+  if (flags.text.empty()) {
     constexpr int64_t kTokens = 256, kRows = 1 << 20;
     return {"synthetic tokens",
-            mask(std::make_shared<LearnableRows>(FLAGS_context, kTokens, 0, kRows), kTokens),
-            mask(std::make_shared<LearnableRows>(FLAGS_context, kTokens, kRows, kRows), kTokens),
+            mask(std::make_shared<LearnableRows>(flags.context, kTokens, 0, kRows), kTokens),
+            mask(std::make_shared<LearnableRows>(flags.context, kTokens, kRows, kRows), kTokens),
             kTokens + MaskedRows::kMoreTokens};
   }
-  const TextSplit split = OpenText(FLAGS_text, FLAGS_context);
+  const TextSplit split = OpenText(flags.text, flags.context);
   const int64_t vocabulary = RoundedVocabulary(split.vocabulary);
   auto rows = [&](const Tokens& part) {
-    return mask(std::make_shared<TokenRows>(part, TokenRowsOptions{.context = FLAGS_context}), vocabulary);
+    return mask(std::make_shared<TokenRows>(part, TokenRowsOptions{.context = flags.context}), vocabulary);
   };
-  return {Cat(FLAGS_text, ": ", split.train.size(), " tokens to learn from, ", split.held_out.size(),
+  return {Cat(flags.text, ": ", split.train.size(), " tokens to learn from, ", split.held_out.size(),
               " held out"),
           rows(split.train), split.held_out.size() > 0 ? rows(split.held_out) : nullptr,
           vocabulary + MaskedRows::kMoreTokens};
@@ -54,8 +69,8 @@ struct Outputs {
 };
 template <typename Graph>
 Outputs Build(Graph& graph, const BertConfig& config, bool training) {
-  const Annotation cut = {{"dp", S(0)}};
-  const Dims shape = {FLAGS_batch, FLAGS_context};
+  const Annotation cut = CutBatch(graph.scope().mesh());
+  const Dims shape = {training_flags().batch, flags.context};
   Tensor tokens = graph.Input("tokens", shape, DType::kInt32, cut);
   Tensor targets = graph.Input("targets", shape, DType::kInt32, cut);
   Tensor padding = graph.Input("padding", shape, DType::kInt32, cut);
@@ -64,7 +79,7 @@ Outputs Build(Graph& graph, const BertConfig& config, bool training) {
 
 void MeasureHeldOut(const Launcher& launcher, Model& model, const BertConfig& config, const MaskedData& data,
                     Metrics& metrics) {
-  if (FLAGS_eval_batches == 0) return;
+  if (training_flags().eval_batches == 0) return;
   if (!data.held_out) {
     launcher.Print("the text is too short to hold any of it out\n");
     return;
@@ -92,22 +107,17 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const BertConfig& co
 }
 
 int TrainBert(const Launcher& launcher) {
-  CheckTrainingFlags("sequences");
-  CheckRange<int64_t>("--context", FLAGS_context, 1, 1 << 20);
-  CheckRange<int64_t>("--layers", FLAGS_layers, 0, 10'000);
-  CheckRange("--weight_decay", FLAGS_weight_decay, 0.0, 1e30);
-  if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1))
-    Fail("--dropout is ", FLAGS_dropout, ", must lie in [0, 1)");
-  BertConfig config = BertOfSize(FLAGS_size);
-  if (FLAGS_layers > 0) config.layers = FLAGS_layers;
-  config.context = FLAGS_context;
-  config.dropout = FLAGS_dropout;
-  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
+  CheckTrainingFlags();
+  BertConfig config = BertOfSize(flags.size);
+  if (flags.layers > 0) config.layers = flags.layers;
+  config.context = flags.context;
+  config.dropout = flags.dropout;
+  const Mesh mesh = launcher.mesh(kAxes, kTrainingMesh, kMoreAxes);
   CheckBert(config, mesh);
   std::vector<Launcher::FlagFile> texts;
-  if (!FLAGS_text.empty())
-    for (const std::string& file : TokenFilesOf(FLAGS_text)) texts.push_back({"text", file});
-  launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
+  if (!flags.text.empty())
+    for (const std::string& file : TokenFilesOf(flags.text)) texts.push_back({"text", file});
+  launcher.CheckFiles(texts, {{"log_json", training_flags().log_json}});
   RequireFolders(launcher);
   const MaskedData data = OpenMasked();
   config.vocabulary = data.vocabulary;
@@ -116,13 +126,13 @@ int TrainBert(const Launcher& launcher) {
       {.about = Cat(data.name, ", vocabulary ", config.vocabulary),
        .samples = data.train,
        .unit = "tokens",
-       .per_sample = FLAGS_context,
+       .per_sample = flags.context,
        .loss =
            [&](Model& model) {
              const Outputs of = Build(model, config, true);
              return BertLoss(of.logits, of.targets);
            },
-       .optimizer = AdamW{.lr = FLAGS_lr, .eps = 1e-6, .weight_decay = FLAGS_weight_decay},
+       .optimizer = AdamW{.lr = training_flags().lr, .eps = 1e-6, .weight_decay = flags.weight_decay},
        .model = ModelOptionsOfFlags(launcher),
        .train = TrainOptionsOfFlags(),
        .end = [&](Model& model,
@@ -130,12 +140,13 @@ int TrainBert(const Launcher& launcher) {
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::SetDefault("steps", "1000");
-  oneflow_like::Launcher launcher(&argc, &argv,
-                                  "Trains BERT to guess masked tokens, on any mesh of axes dp, tp and pp.",
-                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main([&] { return oneflow_like::TrainBert(launcher); });
+  using namespace examples;
+  training_flags().unit = "sequences";
+  training_flags().batch = 32;
+  training_flags().steps = 1000;
+  return ProgramMain(argc, argv, "Trains BERT to guess masked tokens, on any mesh of axes dp, tp and pp.",
+                     {ModelGroup()}, [](const Launcher& launcher) { return TrainBert(launcher); });
 }

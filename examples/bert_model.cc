@@ -1,6 +1,6 @@
 #include "examples/bert_model.h"
 
-namespace oneflow_like {
+namespace examples {
 
 BertConfig BertOfSize(const std::string& size) {
   if (size == "tiny") return {.layers = 2, .width = 128, .heads = 2};
@@ -11,7 +11,7 @@ BertConfig BertOfSize(const std::string& size) {
 }
 
 void CheckBert(const BertConfig& c, const Mesh& mesh) {
-  for (const char* axis : {"dp", "tp"}) mesh.AxisOrFail(axis, "bert");
+  for (const char* axis : {"dp", "tp"}) mesh.AxesOrFail(axis, "bert");
   const int stages = mesh.axis_size(mesh.AxisOrFail("pp", "bert"));
   if (c.layers < stages)
     Fail("bert: mesh axis pp has ", stages, " stages but there are only ", c.layers,
@@ -48,4 +48,4 @@ Tensor BertLoss(Tensor logits, Tensor targets) {
   return masked_mean(cross_entropy(logits, targets), greater_equal(targets, 0));
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -7,7 +7,9 @@
 
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct BertConfig {
   int64_t layers = 2, width = 128, heads = 2;
@@ -30,4 +32,4 @@ Tensor BertLogits(Scope scope, Tensor tokens, Tensor padding, const BertConfig& 
 // The mean cross entropy over the tokens that are asked for: targets i32[n s], negative where nothing is.
 Tensor BertLoss(Tensor logits, Tensor targets);
 
-}  // namespace oneflow_like
+}  // namespace examples

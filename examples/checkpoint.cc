@@ -1,7 +1,6 @@
 // Looks into checkpoints, checks them, compares them, and turns them into files that others read; needs none
 // of the devices that made them.
 //   build/examples/checkpoint list run
-#include <gflags/gflags.h>
 
 #include <algorithm>
 #include <iostream>
@@ -13,30 +12,51 @@
 
 #include "core/error.h"
 #include "core/one_line.h"
-#include "core/system/file_check.h"
 #include "examples/gpt_huggingface.h"
 #include "examples/llama_huggingface.h"
 #include "examples/vit_huggingface.h"
-#include "oneflow_like/build_id.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/tools.h"
-#include "oneflow_like/launch/help.h"
+#include "oneflow_like/flags.h"
 #include "oneflow_like/program/huggingface_config.h"
 #include "oneflow_like/program/precision.h"
 
-DEFINE_string(dtype, "", "of floating tensors that convert writes: fp32, bf16 or fp16; empty: as they are");
-DEFINE_bool(weights_only, false, "convert or diff without the state of trainings");
-DEFINE_string(weights, "",
-              "average: convert averages of weights in their place; 'train:average': of that training");
-DEFINE_string(format, "safetensors", "what convert makes: one safetensors file, or a folder of huggingface");
-DEFINE_string(model, "", "gpt2, llama or vit: give tensors of Hugging Face's our names; empty: keep theirs");
-DECLARE_bool(help);  // of gflags
-DECLARE_bool(helpshort);
-DECLARE_bool(helpfull);
-DECLARE_bool(version);
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  std::string dtype, weights, format = "safetensors", model;
+  bool weights_only = false;
+} flags;
+
+FlagGroup OwnGroup() {
+  return {"checkpoint",
+          "Checkpoints",
+          {{"dtype",
+            &flags.dtype,
+            "Converts floating tensors to fp32, bf16 or fp16; empty keeps their types.",
+            {},
+            kCommon},
+           {"weights_only",
+            &flags.weights_only,
+            "Converts or compares without the state of trainings.",
+            {},
+            kCommon},
+           {"weights",
+            &flags.weights,
+            "Converts averages of weights in place of the weights: 'average', or 'train:average' of that "
+            "training.",
+            {},
+            kCommon},
+           {"format", &flags.format, "Makes one safetensors file, or a folder of huggingface.", {}, kCommon},
+           {"model",
+            &flags.model,
+            "Gives tensors of a gpt2, llama or vit of Hugging Face our names; empty keeps theirs.",
+            {},
+            kCommon}}};
+}
 
 const char* const kUsage =
     "Looks into checkpoints and turns them into files that others read. PATH is a checkpoint, a folder of\n"
@@ -67,31 +87,30 @@ const Command& Parse(const std::vector<std::string>& words) {
     Fail(command->name, " takes ", command->paths, command->paths == 1 ? " path" : " paths", ", but ",
          words.size() - 1, words.size() == 2 ? " is given" : " are given");
   for (const char* flag : {"dtype", "weights_only", "weights", "format", "model"})
-    if (!gflags::GetCommandLineFlagInfoOrDie(flag).is_default && !command->flags.count(flag))
-      Fail("--", flag, " is not for ", command->name);
+    if (IsGiven(flag) && !command->flags.count(flag)) Fail("--", flag, " is not for ", command->name);
   return *command;
 }
 
 void Convert(const std::string& from, const std::string& to, const ModelFormat* model) {
-  Conversion conversion{.weights_only = FLAGS_weights_only, .weights = FLAGS_weights};
-  if (!FLAGS_dtype.empty()) conversion.dtype = PrecisionOf(FLAGS_dtype);
-  if (FLAGS_format != "safetensors" && FLAGS_format != "huggingface")
-    Fail("--format=", FLAGS_format, ": must be safetensors or huggingface");
-  if (FLAGS_format == "huggingface" && !model)
+  Conversion conversion{.weights_only = flags.weights_only, .weights = flags.weights};
+  if (!flags.dtype.empty()) conversion.dtype = PrecisionOf(flags.dtype);
+  if (flags.format != "safetensors" && flags.format != "huggingface")
+    Fail("--format=", flags.format, ": must be safetensors or huggingface");
+  if (flags.format == "huggingface" && !model)
     Fail("--format=huggingface needs --model=gpt2, --model=llama or --model=vit");
   auto source = std::make_shared<ConvertedSource>(OpenSource(from, model), conversion);
-  if (FLAGS_format == "safetensors") return WriteOneFile(*source, to);
+  if (flags.format == "safetensors") return WriteOneFile(*source, to);
   model->write(source, FilesBeside(*OpenSource(from, nullptr)), to);
 }
 
 // The model that --model names. Shapes do not tell all of a Llama or a ViT, so a folder of Hugging Face's is
 // made of what has a config.json: a checkpoint that keeps it, or another such folder.
 std::optional<ModelFormat> FormatOf(const std::string& path) {
-  if (FLAGS_model.empty()) return std::nullopt;
-  if (FLAGS_model == "gpt2") return Gpt2Format();
-  if (FLAGS_model != "llama" && FLAGS_model != "vit")
-    Fail("--model=", FLAGS_model, ": must be gpt2, llama or vit");
-  const bool llama = FLAGS_model == "llama";
+  if (flags.model.empty()) return std::nullopt;
+  if (flags.model == "gpt2") return Gpt2Format();
+  if (flags.model != "llama" && flags.model != "vit")
+    Fail("--model=", flags.model, ": must be gpt2, llama or vit");
+  const bool llama = flags.model == "llama";
   const std::shared_ptr<VariableSource> source = OpenSource(path, nullptr);
   if (const auto config = ConfigIn(FilesBeside(*source), source->where())) {
     if (!llama) return VitFormat(ReadVitConfig(*config));
@@ -100,7 +119,7 @@ std::optional<ModelFormat> FormatOf(const std::string& path) {
   }
   ModelFormat format = llama ? LlamaFormat({}, 1) : VitFormat({});
   format.write = [where = source->where()](const auto&, const FolderFiles&, const std::string&) {
-    Fail(where, ": --format=huggingface of a ", FLAGS_model, " needs a checkpoint that keeps its ",
+    Fail(where, ": --format=huggingface of a ", flags.model, " needs a checkpoint that keeps its ",
          kConfigFile, ", or a folder with one");
   };
   return format;
@@ -117,7 +136,7 @@ int Run(const std::vector<std::string>& words) {
   } else if (command == "convert") {
     Convert(words[1], words[2], model);
   } else {
-    const Conversion conversion{.weights_only = FLAGS_weights_only};
+    const Conversion conversion{.weights_only = flags.weights_only};
     ConvertedSource a(OpenSource(words[1], model), conversion), b(OpenSource(words[2], model), conversion);
     return DiffVariables(a, b, std::cout) ? 0 : 1;
   }
@@ -125,21 +144,11 @@ int Run(const std::vector<std::string>& words) {
 }
 
 int Main(int argc, char** argv) {
-  ReportFileSizeLimit();
-  const std::string program = argv[0];
-  gflags::SetUsageMessage(kUsage);
-  gflags::ParseCommandLineNonHelpFlags(&argc, &argv, true);
-  const std::vector<std::string> words(argv + 1, argv + argc);
+  std::vector<std::string> words;
   int code = 0;
   try {
-    if (FLAGS_version) {
-      std::cout << VersionText(ThisBuild());
-    } else if (FLAGS_help || FLAGS_helpshort || FLAGS_helpfull) {
-      std::cout << HelpText(program, kUsage, FLAGS_helpfull);
-    } else {
-      gflags::HandleCommandLineHelpFlags();  // those for tools
-      code = Run(words);
-    }
+    words = ParseFlags(argc, argv, kUsage, {OwnGroup()});
+    code = Run(words);
     if (!std::cout.flush()) Fail("not all that was printed could be written to standard output");
   } catch (const std::exception& error) {
     std::cout << std::flush;
@@ -150,6 +159,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
-int main(int argc, char** argv) { return oneflow_like::Main(argc, argv); }
+int main(int argc, char** argv) { return examples::Main(argc, argv); }

@@ -1,8 +1,6 @@
 // Trains a recommender on click logs or synthetic clicks, on any mesh of axes dp, tp and pp, and compares it
 // with always guessing how often people click.
 //   build/examples/dlrm --mesh=cpu:dp=2,tp=2 --cut=columns
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -11,23 +9,39 @@
 #include "examples/dlrm_model.h"
 #include "oneflow_like/data/clicks.h"
 #include "oneflow_like/data/files.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/data.h"
 #include "oneflow_like/program/program.h"
 #include "oneflow_like/program/synthetic.h"
 
-DEFINE_int64(batch, 256, "samples of one step");
-DEFINE_int64(eval_batches, 64, "of held-out samples; 0: none");
-DEFINE_string(clicks, "", "files of click logs; empty: synthetic");
-DEFINE_int64(dense, 13, "numbers of a sample");
-DEFINE_int64(tables, 26, "words of a sample, each with a table");
-DEFINE_int64(rows, 1000, "of a table; words of files are hashed");
-DEFINE_int64(width, 16, "of a table");
-DEFINE_string(cut, "mixed", "of tables over tp: rows, columns");
-DEFINE_string(optimizer, "adagrad", "adagrad or sgd, of touched rows");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  int64_t dense = 13, tables = 26, rows = 1000, width = 16;
+  std::string clicks, cut = "mixed", optimizer = "adagrad";
+} flags;
+
+FlagGroup ModelGroup() {
+  return {"model",
+          "Model",
+          {{"clicks",
+            &flags.clicks,
+            "Learns from these click logs, which a pattern may name; empty means synthetic clicks.",
+            {},
+            kCommon},
+           {"dense", &flags.dense, "Sets how many numbers a sample has.", RangeOf(1, 1 << 16), kKept},
+           {"tables", &flags.tables, "Sets how many words a sample has, each with a table of its own.",
+            RangeOf(1, 1 << 12), kCommon | kKept},
+           {"rows", &flags.rows, "Sets the number of rows of a table; words of files are hashed to them.",
+            RangeOf(1, 1 << 30), kCommon | kKept},
+           {"width", &flags.width, "Sets the number of columns of a table.", RangeOf(1, 1 << 16),
+            kCommon | kKept},
+           {"cut", &flags.cut, "Cuts tables over mesh axis tp by rows, by columns, or mixed.", {}, kCommon},
+           {"optimizer", &flags.optimizer, "Updates the rows that a batch touches with adagrad or sgd.",
+            ChoiceOf({"adagrad", "sgd"}), kKept}}};
+}
 
 struct ClickData {
   std::string name;  // for people
@@ -35,20 +49,20 @@ struct ClickData {
 };
 
 ClickData OpenClicks(uint64_t seed) {
-  if (FLAGS_clicks.empty()) {
+  if (flags.clicks.empty()) {
     SyntheticClicks::Options options = {
-        .dense = FLAGS_dense, .categorical = FLAGS_tables, .buckets = FLAGS_rows, .seed = seed};
+        .dense = flags.dense, .categorical = flags.tables, .buckets = flags.rows, .seed = seed};
     const auto train = std::make_shared<SyntheticClicks>(options);
     options.first = options.samples;
     return {"synthetic clicks", train, std::make_shared<SyntheticClicks>(options)};
   }
   const auto log =
-      std::make_shared<ClickLog>(FLAGS_clicks, ClickLogOptions{.dense = static_cast<int>(FLAGS_dense),
-                                                               .categorical = static_cast<int>(FLAGS_tables),
-                                                               .buckets = FLAGS_rows});
+      std::make_shared<ClickLog>(flags.clicks, ClickLogOptions{.dense = static_cast<int>(flags.dense),
+                                                               .categorical = static_cast<int>(flags.tables),
+                                                               .buckets = flags.rows});
   const int64_t held = std::max<int64_t>(1, log->samples() / 20), learnt = log->samples() - held;
-  if (learnt < 1) Fail("--clicks=", FLAGS_clicks, ": one line is too few to hold any of them out");
-  return {Cat(FLAGS_clicks, ": ", learnt, " samples to learn from, ", held, " held out"),
+  if (learnt < 1) Fail("--clicks=", flags.clicks, ": one line is too few to hold any of them out");
+  return {Cat(flags.clicks, ": ", learnt, " samples to learn from, ", held, " held out"),
           std::make_shared<SourcePart>(log, 0, learnt), std::make_shared<SourcePart>(log, learnt, held)};
 }
 
@@ -59,7 +73,7 @@ void RequireHeldOut(const SampleSource& source) {
   for (const SampleField& field : source.fields()) values.emplace_back(field.bytes());
   std::vector<void*> to;
   for (std::vector<char>& value : values) to.push_back(value.data());
-  const int64_t measured = std::min(source.samples(), FLAGS_eval_batches * FLAGS_batch);
+  const int64_t measured = std::min(source.samples(), training_flags().eval_batches * training_flags().batch);
   for (int64_t i = 0; i < measured; ++i) source.Read({.index = i}, to);
 }
 
@@ -69,17 +83,17 @@ struct Outputs {
 // `filled`: rows behind the last sample are labelled -1.
 template <typename Graph>
 Outputs Build(Graph& graph, const DlrmConfig& config, bool filled) {
-  const Annotation cut = {{"dp", S(0)}};
-  Tensor labels = graph.Input("labels", {FLAGS_batch}, DType::kFloat32, cut);
-  Tensor dense = graph.Input("dense", {FLAGS_batch, FLAGS_dense}, DType::kFloat32, cut);
-  Tensor ids = graph.Input("ids", {FLAGS_batch, FLAGS_tables}, DType::kInt32, cut);
+  const Annotation cut = CutBatch(graph.scope().mesh());
+  Tensor labels = graph.Input("labels", {training_flags().batch}, DType::kFloat32, cut);
+  Tensor dense = graph.Input("dense", {training_flags().batch, flags.dense}, DType::kFloat32, cut);
+  Tensor ids = graph.Input("ids", {training_flags().batch, flags.tables}, DType::kInt32, cut);
   Tensor targets = filled ? maximum(labels, 0) : labels;
   return {bce_with_logits_loss(DlrmLogits(graph.scope(), dense, ids, config), targets), labels};
 }
 
 void MeasureHeldOut(const Launcher& launcher, Model& model, const DlrmConfig& config, const ClickData& data,
                     Metrics& metrics) {
-  if (FLAGS_eval_batches == 0) return;
+  if (training_flags().eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
   const Outputs of = Build(graph, config, true);
   Tensor counts = greater_equal(of.labels, 0);
@@ -102,33 +116,30 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const DlrmConfig& co
 }
 
 Optimizer OptimizerOfFlags() {
-  if (FLAGS_optimizer == "adagrad") return Adagrad{.lr = FLAGS_lr, .by_rows = true};
-  if (FLAGS_optimizer == "sgd") return Sgd{.lr = FLAGS_lr};
-  Fail("--optimizer=", FLAGS_optimizer, ": must be adagrad or sgd");
+  if (flags.optimizer == "sgd") return Sgd{.lr = training_flags().lr};
+  return Adagrad{.lr = training_flags().lr, .by_rows = true};
 }
 
 int TrainDlrm(const Launcher& launcher) {
-  CheckTrainingFlags("samples");
-  CheckRange<int64_t>("--dense", FLAGS_dense, 1, 1 << 16);
-  CheckRange<int64_t>("--tables", FLAGS_tables, 1, 1 << 12);
-  CheckRange<int64_t>("--rows", FLAGS_rows, 1, 1 << 30);
-  CheckRange<int64_t>("--width", FLAGS_width, 1, 1 << 16);
+  CheckTrainingFlags();
   DlrmConfig config = {
-      .dense = FLAGS_dense, .tables = FLAGS_tables, .rows = FLAGS_rows, .width = FLAGS_width};
-  config.cut = FLAGS_cut;
+      .dense = flags.dense, .tables = flags.tables, .rows = flags.rows, .width = flags.width};
+  config.cut = flags.cut;
+  config.micro_batches = training_flags().micro_batches;
   CheckDlrm(config);
   const Optimizer optimizer = OptimizerOfFlags();
-  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
+  const Mesh mesh = launcher.mesh(kAxes, kTrainingMesh, kMoreAxes);
   std::vector<Launcher::FlagFile> logs;
-  if (!FLAGS_clicks.empty())
-    for (const std::string& file : FilesOf(FLAGS_clicks)) logs.push_back({"clicks", file});
-  launcher.CheckFiles(logs, {{"log_json", FLAGS_log_json}});
+  if (!flags.clicks.empty())
+    for (const std::string& file : FilesOf(flags.clicks)) logs.push_back({"clicks", file});
+  launcher.CheckFiles(logs, {{"log_json", training_flags().log_json}});
   RequireFolders(launcher);
   const ClickData data = OpenClicks(SeedOfFlags());
-  if (!FLAGS_clicks.empty() && !FLAGS_simulate && !launcher.dry_run()) RequireHeldOut(*data.held_out);
+  if (!flags.clicks.empty() && !training_flags().simulate && !launcher.dry_run())
+    RequireHeldOut(*data.held_out);
   return TrainProgram(
       launcher, mesh,
-      {.about = Cat(data.name, ", ", FLAGS_tables, " tables of ", FLAGS_rows, " rows"),
+      {.about = Cat(data.name, ", ", flags.tables, " tables of ", flags.rows, " rows"),
        .samples = data.train,
        .loss = [&](Model& model) { return mean(Build(model, config, false).loss); },
        .optimizer = optimizer,
@@ -139,14 +150,15 @@ int TrainDlrm(const Launcher& launcher) {
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::SetDefault("lr", "0.05");
-  oneflow_like::SetDefault("clip", "0");
-  oneflow_like::SetDefault("steps", "1000");
-  oneflow_like::Launcher launcher(&argc, &argv,
-                                  "Trains a recommender on clicks, on any mesh of axes dp, tp and pp.",
-                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main([&] { return oneflow_like::TrainDlrm(launcher); });
+  using namespace examples;
+  training_flags().batch = 256;
+  training_flags().eval_batches = 64;
+  training_flags().lr = 0.05;
+  training_flags().clip = 0;
+  training_flags().steps = 1000;
+  return ProgramMain(argc, argv, "Trains a recommender on clicks, on any mesh of axes dp, tp and pp.",
+                     {ModelGroup()}, [](const Launcher& launcher) { return TrainDlrm(launcher); });
 }

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 Tensor HiddenLayer(Scope s, Tensor x, int64_t width) {
@@ -45,17 +45,21 @@ Tensor DlrmLogits(Scope scope, Tensor dense, Tensor ids, const DlrmConfig& c) {
     numbers = HiddenLayer(first / Cat("bottom", i), numbers, c.bottom[i]);
   numbers = HiddenLayer(first / "bottom_out", numbers, c.width);
   std::vector<Tensor> vectors = {reshape(numbers, {n, 1, c.width})};
+  std::vector<Tensor> tables;
+  const nn::LookUpOptions look_up = {.micro_batches = c.micro_batches};
+  const Annotation rows = nn::CutOfRows(first, c.rows, look_up);
   const double range = 1 / std::sqrt(static_cast<double>(c.rows));
   for (int64_t i = 0; i < c.tables; ++i) {
     const bool columns = c.cut == "columns" || (c.cut == "mixed" && i % 2 == 1);
-    Tensor table = first.Weight(Cat("table", i), {c.rows, c.width}, Uniform(-range, range),
-                                {{"tp", S(columns ? 1 : 0)}});
-    vectors.push_back(embedding(table, slice(ids, 1, i, i + 1)));  // [n 1 width]
+    tables.push_back(first.Weight(Cat("table", i), {c.rows, c.width}, Uniform(-range, range),
+                                  columns ? Annotation{{"tp", S(1)}} : rows));
+    if (c.cut != "rows") vectors.push_back(embedding(tables[i], slice(ids, 1, i, i + 1)));  // [n 1 width]
   }
+  if (c.cut == "rows") vectors.push_back(nn::LookUp(first, tables, ids, look_up));
   Tensor x = concat({numbers, PairProducts(concat(vectors, 1))}, 1);
   x = nn::layers(scope / "top", x, static_cast<int64_t>(c.top.size()),
                  [&](Scope s, Tensor y, int64_t i) { return HiddenLayer(s, y, c.top[i]); });
   return squeeze(nn::Linear(scope / "click", x, 1, {.init = XavierNormal()}), 1);
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -8,7 +8,9 @@
 
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct DlrmConfig {
   int64_t dense = 13, tables = 26;  // numbers and words of a sample
@@ -18,6 +20,7 @@ struct DlrmConfig {
   std::vector<int64_t> bottom = {64, 32}, top = {64, 64, 32, 32};
   // How mesh axis tp cuts tables: "rows", "columns", or "mixed": every second one by columns.
   std::string cut = "mixed";
+  int64_t micro_batches = 1;  // of the training (nn::LookUpOptions)
 };
 
 // Throws Error when a number is below 1, or `cut` none of its words.
@@ -28,4 +31,4 @@ void CheckDlrm(const DlrmConfig& config);
 // the second network spread over pp, all else is on its first stage.
 Tensor DlrmLogits(Scope scope, Tensor dense, Tensor ids, const DlrmConfig& config);
 
-}  // namespace oneflow_like
+}  // namespace examples

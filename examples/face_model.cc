@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 Tensor OfLengthOne(Tensor x) { return x * rsqrt(sum(square(x), {-1}, true) + 1e-12); }
@@ -59,4 +59,4 @@ Optimizer FaceOptimizer(double lr, double weight_decay) {
   return both;
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -8,7 +8,9 @@
 #include "examples/resnet_model.h"
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct FaceConfig {
   ResNetConfig backbone;  // its classes are not used
@@ -32,4 +34,4 @@ Tensor FaceLoss(Scope scope, Tensor embeddings, Tensor labels, const FaceConfig&
 // were sampled where these are at most half of all. Centres do not decay: only their directions count.
 Optimizer FaceOptimizer(double lr, double weight_decay);
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -1,8 +1,6 @@
 // Goes on with texts: a GPT, a Llama or a Qwen 2, of this library's checkpoints or Hugging Face's folders, on
 // any mesh of axes dp, tp and pp.
 //   build/examples/generate --load=run --prompt="The hacker" --tokens=300 --mesh=cpu:tp=2
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,31 +14,56 @@
 #include "examples/saved_model.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/job/agreement.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/precision.h"
 #include "oneflow_like/text/tokenizers.h"
 #include "oneflow_like/text/utf8.h"
 
-DEFINE_string(load, "", "checkpoint of gpt or llama");
-DEFINE_string(load_hf, "", "folder of Hugging Face's");
-DEFINE_string(weights, "", "average: those that --load's training kept");
-DEFINE_string(prompt, "", "a text's beginning; may be repeated");
-DEFINE_string(prompts, "", "file with a prompt on each line");
-DEFINE_int64(tokens, 100, "to write behind each prompt");
-DEFINE_string(tokenizer, "", "file or folder; bytes; numbers");
-DEFINE_double(temperature, 0, "of sampling; 0: the likeliest");
-DEFINE_int64(top_k, 0, "draw from so many; 0: from all");
-DEFINE_double(top_p, 1, "draw from the likeliest, together so likely");
-DEFINE_double(min_p, 0, "draw from what is so likely beside the likeliest");
-DEFINE_double(repetition_penalty, 1, "above 1: repeat less");
-DEFINE_string(stop, "", "tokens, by commas, that end a text; empty: as the model says; none");
-DEFINE_int64(context, 0, "tokens looked at; 0: all, or the model's");
-DEFINE_int64(chunk, 256, "tokens of a prompt read at a time");
-DEFINE_string(dtype, "fp32", "fp32, bf16 or fp16");
-DEFINE_bool(profile, false, "print where time went");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  std::string load, load_hf, weights, prompt, prompts, tokenizer, stop;
+  std::string dtype = "fp32";
+  int64_t tokens = 100, top_k = 0, context = 0, chunk = 256;
+  double temperature = 0, top_p = 1, min_p = 0, repetition_penalty = 1;
+  bool profile = false;
+} flags;
+
+FlagGroup OwnGroup() {
+  return {
+      "generation",
+      "Generation",
+      {{"load", &flags.load, "Reads the model from a checkpoint of gpt or llama.", {}, kCommon},
+       {"load_hf", &flags.load_hf, "Reads the model from a Hugging Face folder.", {}, kCommon},
+       {"weights", &flags.weights, "Chooses 'average' for the averages that the training of --load kept."},
+       {"prompt", &flags.prompt, "Continues this text; the flag may be repeated.", {}, kCommon},
+       {"prompts", &flags.prompts, "Continues each line of this file.", {}, kCommon},
+       {"tokens", &flags.tokens, "Writes up to this many tokens after each prompt.", RangeOf(1, 1 << 28),
+        kCommon},
+       {"tokenizer", &flags.tokenizer,
+        "Names the tokenizer: a file or folder, bytes, or numbers; empty means that of the model."},
+       {"temperature",
+        &flags.temperature,
+        "Sets the temperature of sampling; 0 takes the most likely token each time.",
+        {},
+        kCommon},
+       {"top_k", &flags.top_k, "Draws from this many of the most likely tokens; 0 draws from all."},
+       {"top_p", &flags.top_p, "Draws from the most likely tokens that together have this probability."},
+       {"min_p", &flags.min_p, "Discards tokens less likely than this fraction of the most likely one."},
+       {"repetition_penalty", &flags.repetition_penalty,
+        "Makes tokens that have occurred less likely when above 1."},
+       {"stop", &flags.stop,
+        "Lists tokens, by name or number with commas between them, that end a text; empty takes those of the "
+        "model, none takes none."},
+       {"context", &flags.context, "Limits how many tokens are looked at; 0 takes all that the model can.",
+        RangeOf(0, 1e18)},
+       {"chunk", &flags.chunk, "Reads prompts in pieces of this many tokens.", RangeOf(1, 1 << 20)},
+       {"dtype", &flags.dtype, "Computes in fp32, bf16 or fp16.", ChoiceOf({"fp32", "bf16", "fp16"}),
+        kCommon},
+       {"profile", &flags.profile, "Prints where the time went."}}};
+}
 
 const char* const kMesh = "cpu:dp=1,tp=1,pp=1";
 
@@ -83,7 +106,7 @@ struct Prompts {
 // Its path is empty where it is of no file.
 TokenizerFile TokenizerFor(const Launcher& launcher, const SavedModel& model) {
   constexpr int64_t kBytes = 256;
-  std::string which = FLAGS_tokenizer;
+  std::string which = flags.tokenizer;
   if (which.empty())
     which = !model.folder.empty() && HasTokenizer(model.folder) ? model.folder
             : model.vocabulary == kBytes                        ? "bytes"
@@ -107,14 +130,14 @@ std::vector<bool> Known(const SavedModel& model, const Tokenizer& tokenizer,
 }
 
 std::vector<int32_t> StopsOf(const SavedModel& model, const Tokenizer& tokenizer) {
-  if (FLAGS_stop.empty()) return model.ends;
+  if (flags.stop.empty()) return model.ends;
   std::vector<int32_t> stops;
-  std::istringstream names(FLAGS_stop == "none" ? "" : FLAGS_stop);
+  std::istringstream names(flags.stop == "none" ? "" : flags.stop);
   for (std::string name; std::getline(names, name, ',');) {
     int32_t token = tokenizer.Find(name);
     if (token < 0) token = NumberTokenizer(model.vocabulary).Find(name);
     if (token < 0)
-      Fail("--stop=", FLAGS_stop, ": '", name, "' is neither a token of the tokenizer nor a number below ",
+      Fail("--stop=", flags.stop, ": '", name, "' is neither a token of the tokenizer nor a number below ",
            model.vocabulary);
     stops.push_back(token);
   }
@@ -124,12 +147,12 @@ std::vector<int32_t> StopsOf(const SavedModel& model, const Tokenizer& tokenizer
 Prompts PromptsOf(const std::vector<std::string>& given, const Tokenizer& tokenizer,
                   const SavedModel& model) {
   Prompts prompts{given};
-  if (!FLAGS_prompts.empty()) {
-    std::istringstream text(ReadFile(FLAGS_prompts, 1 << 28));
-    TextLines lines(text, "--prompts=" + FLAGS_prompts);
+  if (!flags.prompts.empty()) {
+    std::istringstream text(ReadFile(flags.prompts, 1 << 28));
+    TextLines lines(text, "--prompts=" + flags.prompts);
     for (std::string line; lines.Next(&line);)
       if (!line.empty()) prompts.texts.push_back(line);
-    if (prompts.texts.empty()) Fail("--prompts=", FLAGS_prompts, ": there is no line in it");
+    if (prompts.texts.empty()) Fail("--prompts=", flags.prompts, ": there is no line in it");
   }
   if (prompts.texts.empty()) Fail("give a text's beginning by --prompt, or a file of such by --prompts");
   for (size_t i = 0; i < prompts.texts.size(); ++i) {
@@ -145,25 +168,26 @@ Prompts PromptsOf(const std::vector<std::string>& given, const Tokenizer& tokeni
 
 // How many tokens of a sequence the model is to look at.
 int64_t LengthFor(const Prompts& prompts, const SavedModel& model) {
-  CheckRange<int64_t>("--context", FLAGS_context, 0, model.context);
-  const int64_t most = FLAGS_context > 0 ? FLAGS_context : model.context;
+  if (flags.context > model.context)
+    Fail("--context is ", flags.context, ", must be at most ", model.context);
+  const int64_t most = flags.context > 0 ? flags.context : model.context;
   int64_t longest = 0;
   for (size_t i = 0; i < prompts.tokens.size(); ++i) {
     const int64_t size = std::ssize(prompts.tokens[i]);
     if (size > most)
       Fail("prompt ", i + 1, " has ", size, " tokens, but the ",
-           FLAGS_context > 0 ? Cat("--context is ", most) : Cat("model looks at ", most));
+           flags.context > 0 ? Cat("--context is ", most) : Cat("model looks at ", most));
     longest = std::max(longest, size);
   }
-  return std::min(most, longest + FLAGS_tokens);
+  return std::min(most, longest + flags.tokens);
 }
 
 SamplingOptions SamplingOfFlags(uint64_t seed, std::vector<bool> known) {
-  const SamplingOptions sampling = {.repetition_penalty = FLAGS_repetition_penalty,
-                                    .temperature = FLAGS_temperature,
-                                    .top_k = FLAGS_top_k,
-                                    .top_p = FLAGS_top_p,
-                                    .min_p = FLAGS_min_p,
+  const SamplingOptions sampling = {.repetition_penalty = flags.repetition_penalty,
+                                    .temperature = flags.temperature,
+                                    .top_k = flags.top_k,
+                                    .top_p = flags.top_p,
+                                    .min_p = flags.min_p,
                                     .seed = seed,
                                     .known = std::move(known)};
   const Sampler checked(sampling);
@@ -213,15 +237,12 @@ double Now() {
 }
 
 void CheckGenerateFlags() {
-  if (FLAGS_load.empty() == FLAGS_load_hf.empty())
+  if (flags.load.empty() == flags.load_hf.empty())
     Fail(
         "give the model by --load, a checkpoint of gpt or llama, or by --load_hf, a folder of Hugging "
         "Face's, one of the two");
-  if (!FLAGS_weights.empty() && FLAGS_load.empty())
-    Fail("--weights=", FLAGS_weights, " says what to --load of a checkpoint, which is not given");
-  CheckRange<int64_t>("--tokens", FLAGS_tokens, 1, 1 << 28);
-  CheckRange<int64_t>("--chunk", FLAGS_chunk, 1, 1 << 20);
-  PrecisionOf(FLAGS_dtype);
+  if (!flags.weights.empty() && flags.load.empty())
+    Fail("--weights=", flags.weights, " says what to --load of a checkpoint, which is not given");
   SamplingOfFlags(0, {});
 }
 
@@ -243,14 +264,14 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   CheckGenerateFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh);
   const SavedModel saved =
-      FLAGS_load.empty() ? OpenHuggingFaceModel(FLAGS_load_hf) : OpenSavedModel(FLAGS_load, FLAGS_weights);
+      flags.load.empty() ? OpenHuggingFaceModel(flags.load_hf) : OpenSavedModel(flags.load, flags.weights);
   saved.check(mesh);
   const auto [tokenizer, file, refused] = TokenizerFor(launcher, saved);
   const std::vector<int32_t> stops = StopsOf(saved, *tokenizer);
   const Prompts prompts = PromptsOf(given, *tokenizer, saved);
   const int64_t length = LengthFor(prompts, saved);
 
-  const DType dtype = PrecisionOf(FLAGS_dtype);
+  const DType dtype = PrecisionOf(flags.dtype);
   launcher.RequireSameFlags();
   ModelOptions options = launcher.model_options();
   RequireSamePrompts(options.job.get(), prompts, stops);
@@ -260,7 +281,7 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   if (!launcher.dry_run()) saved.load(model, dtype);
   GeneratorOptions how = {.sequences = std::ssize(prompts.tokens),
                           .length = length,
-                          .chunk = std::min(FLAGS_chunk, length),
+                          .chunk = std::min(flags.chunk, length),
                           .session = {.parallel = {.batch = "dp", .tensor = "tp"}, .dtype = dtype},
                           .cache_dtype = dtype};
   Generator generator(model, saved.next, how);
@@ -276,7 +297,7 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   int64_t written = 0, in_first = 0;
   const double start = Now();
   double first = 0;
-  GenerateOptions generate = {.tokens = FLAGS_tokens,
+  GenerateOptions generate = {.tokens = flags.tokens,
                               .sampling = SamplingOfFlags(options.seed, Known(saved, *tokenizer, stops)),
                               .stop = {stops.begin(), stops.end()}};
   generate.on_token = [&](int64_t i, int32_t token) {
@@ -290,7 +311,7 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   launcher.Print("--- %s%s: prompts read in %.2f s, then %.1f tokens/s\n", saved.name.c_str(),
                  file.empty() ? "" : Cat(", ", file).c_str(), first - start,
                  written > in_first ? static_cast<double>(written - in_first) / (end - first) : 0.0);
-  if (FLAGS_profile)
+  if (flags.profile)
     launcher.Print("prefill: %sdecode: %s", generator.prefill().ProfileText().c_str(),
                    generator.decode().ProfileText().c_str());
   return 0;
@@ -309,17 +330,20 @@ std::vector<std::string> AllPrompts(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> prompts = oneflow_like::AllPrompts(argc, argv);
-  oneflow_like::Launcher launcher(
-      &argc, &argv, "Goes on with texts, by a GPT, a Llama or a Qwen 2, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kMesh, [] {
-        return oneflow_like::ProgramFlags{.inputs = {{"load", FLAGS_load},
-                                                     {"load_hf", FLAGS_load_hf},
-                                                     {"prompts", FLAGS_prompts},
-                                                     {"tokenizer", FLAGS_tokenizer}}};
-      });
-  return launcher.Main([&] { return oneflow_like::RunGenerate(launcher, prompts); });
+  using namespace examples;
+  const std::vector<std::string> prompts = AllPrompts(argc, argv);
+  Launcher launcher(&argc, &argv,
+                    "Continues texts by a GPT, a Llama or a Qwen 2, on any mesh of axes dp, tp and pp.",
+                    kMesh,
+                    [] {
+                      return ProgramFlags{.inputs = {{"load", flags.load},
+                                                     {"load_hf", flags.load_hf},
+                                                     {"prompts", flags.prompts},
+                                                     {"tokenizer", flags.tokenizer}}};
+                    },
+                    {OwnGroup()});
+  return launcher.Main([&] { return RunGenerate(launcher, prompts); });
 }

@@ -6,7 +6,7 @@
 
 #include "oneflow_like/program/huggingface_config.h"
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 using nlohmann::json;
@@ -147,4 +147,4 @@ ModelFormat Gpt2Format() {
           }};
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

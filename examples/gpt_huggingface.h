@@ -6,10 +6,11 @@
 
 #include "examples/gpt_model.h"
 #include "oneflow_like/checkpoint/huggingface.h"
+#include "oneflow_like/program/huggingface_config.h"
 
-namespace oneflow_like {
+namespace examples {
 
-class HuggingFaceConfig;
+using namespace oneflow_like;
 
 // The tensors of a GPT-2 of this size.
 NameTable Gpt2Names(const GptConfig& config);
@@ -26,4 +27,4 @@ GptConfig GptConfigOf(const VariableSource& ours);
 
 ModelFormat Gpt2Format();
 
-}  // namespace oneflow_like
+}  // namespace examples

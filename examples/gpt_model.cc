@@ -3,12 +3,12 @@
 
 #include <cmath>
 
-namespace oneflow_like {
+namespace examples {
 
 void CheckGpt(const GptConfig& c, const Mesh& mesh) {
-  for (const char* axis : {"dp", "tp"}) mesh.AxisOrFail(axis, "gpt");
+  for (const char* axis : {"dp", "tp"}) mesh.AxesOrFail(axis, "gpt");
   const int stages = mesh.axis_size(mesh.AxisOrFail("pp", "gpt"));
-  if (!c.sequence.empty()) mesh.AxisOrFail(c.sequence, "gpt, whose sequences it is to cut");
+  if (!c.sequence.empty()) mesh.AxesOrFail(c.sequence, "gpt, whose sequences it is to cut");
   if (c.layers < 1) Fail("gpt: layers is ", c.layers, " but must be at least 1");
   if (c.heads < 1 || c.width < 1 || c.width % c.heads != 0) {
     Fail("gpt: heads is ", c.heads, " and width is ", c.width, ", but heads must divide width");
@@ -24,9 +24,13 @@ void CheckGpt(const GptConfig& c, const Mesh& mesh) {
 
 namespace {
 
-// With a cache, logits of the last token alone.
-Tensor GptForward(const Scope& scope, Tensor tokens, const GptConfig& c, const nn::Cache* cache,
-                  Tensor positions_of) {
+// What the logits are made of: x[b s w] and table[v w]. With a cache, of the last token alone.
+struct GptHead {
+  Tensor x, table;
+  Tensor logits() const { return einsum("bsw,vw->bsv", x, table); }
+};
+GptHead GptForward(const Scope& scope, Tensor tokens, const GptConfig& c, const nn::Cache* cache,
+                   Tensor positions_of) {
   CheckGpt(c, scope.mesh());
   const int64_t length = tokens.shape().back();
   if (length > c.context && !cache) Fail("gpt: sequences of ", length, " tokens, but context is ", c.context);
@@ -40,7 +44,7 @@ Tensor GptForward(const Scope& scope, Tensor tokens, const GptConfig& c, const n
   block.dropout = c.dropout;
   block.attention.lora = c.lora;
   block.sequence = c.sequence;
-  if (c.ulysses) block.attention.ulysses = c.sequence;
+  block.attention.ulysses = c.ulysses;
   if (cache) block.attention.cache = *cache;
   block.attention.masks.query_positions = block.attention.masks.key_positions = positions_of;
 
@@ -59,21 +63,26 @@ Tensor GptForward(const Scope& scope, Tensor tokens, const GptConfig& c, const n
                  [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
   if (cache && length > 1) x = slice(x, 1, length - 1, length);
   x = nn::LayerNorm(scope / "norm", x);
-  return einsum("bsw,vw->bsv", x, to_stage_of(table, x));
+  return {x, to_stage_of(table, x)};
 }
 
 }  // namespace
 
 Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& config, Tensor positions) {
-  return GptForward(scope, tokens, config, nullptr, positions);
+  return GptForward(scope, tokens, config, nullptr, positions).logits();
 }
 
 Tensor GptNext(Scope scope, Tensor tokens, const GptConfig& config, const nn::Cache& cache) {
-  return GptForward(scope, tokens, config, &cache, {});
+  return GptForward(scope, tokens, config, &cache, {}).logits();
+}
+
+Tensor GptLosses(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config, Tensor positions) {
+  const GptHead head = GptForward(scope, tokens, config, nullptr, positions);
+  return nn::HeadLoss(head.x, head.table, targets, config.logits_tile);
 }
 
 Tensor GptLoss(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config) {
-  return mean(cross_entropy(GptLogits(scope, tokens, config), targets));
+  return mean(GptLosses(scope, tokens, targets, config));
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

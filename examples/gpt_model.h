@@ -6,7 +6,9 @@
 
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct GptConfig {
   int64_t layers = 4;
@@ -15,10 +17,12 @@ struct GptConfig {
   int64_t context = 128;  // positions of one sequence
   int64_t vocabulary = 256;
   int64_t lora = 0;  // rank of adapters beside queries and values, which alone are to be trained; 0: none
-  // Mesh axis that cuts the sequence: tp (between products), or another, which `ulysses` exchanges for heads
-  // at attention and which else gathers keys and values there. Empty: none.
+  // Mesh axes that cut the sequence ("cp*sp*tp"): tp (between products), and others, of which attention
+  // exchanges the one that `ulysses` names for heads, while over the rest it gathers keys and values. Empty:
+  // none.
   std::string sequence = "";
-  bool ulysses = false;
+  std::string ulysses = "";
+  int64_t logits_tile = 0;  // rows of logits that the loss makes at a time (nn::HeadLoss); 0: all
   double dropout = 0;  // of embeddings, attention probabilities and both residual branches; 0 to evaluate
 };
 
@@ -33,13 +37,16 @@ void CheckGpt(const GptConfig& config, const Mesh& mesh);
 // whenever the same scope and config are given, whatever the dropout.
 Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& config, Tensor positions = {});
 
+// The cross entropy of each token, f32[batch, s]; targets i32[batch, s], a negative one counts as loss 0. The
+// class axis of the logits is cut over tp like the table.
+Tensor GptLosses(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config, Tensor positions = {});
+
 // The logits after the last of these tokens alone, f32[batch, 1, vocabulary], for generation: tokens
 // i32[batch, s] are the next piece of sequences whose earlier tokens are in the cache. Sequences have at most
 // `context` tokens, and none is cut (GptConfig::sequence); positions outside the table fail the step.
 Tensor GptNext(Scope scope, Tensor tokens, const GptConfig& config, const nn::Cache& cache);
 
-// The mean of the cross entropy over all positions, one element; targets i32[batch, s], a negative one counts
-// as loss 0. The logits' class axis is cut over tp like the table.
+// The mean of GptLosses, one element.
 Tensor GptLoss(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config);
 
-}  // namespace oneflow_like
+}  // namespace examples

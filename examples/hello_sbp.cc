@@ -11,7 +11,9 @@
 #include "ops/op.h"
 #include "sbp/boxing.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 namespace {
 
 // A small matrix, or the piece of one that a rank holds.
@@ -170,10 +172,10 @@ int Run(const Launcher& launcher) {
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::Launcher launcher(&argc, &argv, "Shows one matmul on two devices in every signature.",
-                                  oneflow_like::kMesh);
-  return launcher.Main([&] { return oneflow_like::Run(launcher); });
+  using namespace examples;
+  Launcher launcher(&argc, &argv, "Shows one matmul on two devices in every signature.", kMesh);
+  return launcher.Main([&] { return Run(launcher); });
 }

@@ -1,27 +1,43 @@
 // Learns embeddings of faces by naming identities, whose centres are cut over mesh axis tp, and tells from
 // those of identities that it has not seen which pictures show the same one. Any mesh of axes dp, tp and pp.
 //   build/examples/insightface --identities=1000000 --sampled=10000 --mesh=cpu:tp=2
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "examples/face_model.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/picture_data.h"
 #include "oneflow_like/program/program.h"
 
-DEFINE_string(size, "tiny", "of the network: tiny, 18 or 50");
-DEFINE_int64(identities, 1000, "synthetic ones");
-DEFINE_int64(width, 64, "of embeddings");
-DEFINE_int64(sampled, 0, "identities of a step; 0: all");
-DEFINE_double(scale, 32, "of cosines");
-DEFINE_double(margin, 0.3, "of the own identity's angle, radians");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  std::string size = "tiny";
+  int64_t identities = 1000, width = 64, sampled = 0;
+  double scale = 32, margin = 0.3;
+} flags;
+
+FlagGroup ModelGroup() {
+  return {
+      "model",
+      "Model",
+      {{"size", &flags.size, "Chooses the residual network: tiny, 18 or 50.", {}, kCommon | kKept},
+       {"identities", &flags.identities, "Sets the number of synthetic identities.", RangeOf(2, 1 << 28),
+        kCommon | kKept},
+       {"width", &flags.width, "Sets the number of components of an embedding.", RangeOf(1, 1 << 16),
+        kCommon | kKept},
+       {"sampled", &flags.sampled,
+        "Compares each picture with this many identities in a step; 0 compares it with all.",
+        RangeOf(0, 1 << 28), kCommon | kKept},
+       {"scale", &flags.scale, "Multiplies cosines by this number before the softmax.", RangeOf(0, 1e6),
+        kKept},
+       {"margin", &flags.margin, "Adds this many radians to the angle between a picture and its identity.",
+        RangeOf(0, 1.5), kKept}}};
+}
 
 // The largest share, in percent, of pairs that one threshold on their cosine tells apart, where pairs of one
 // identity and pairs of two count as much as each other. `same` and `other` are not empty.
@@ -41,7 +57,7 @@ double BestThreshold(std::vector<float> same, std::vector<float> other) {
 
 void Verify(const Launcher& launcher, Model& model, const PictureData& data, const FaceConfig& config,
             Metrics& metrics) {
-  if (FLAGS_eval_batches == 0) return;
+  if (training_flags().eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
   const PictureInputs in = InputsOf(graph, data);
   Session eval = Evaluate({{"embeddings", FaceEmbedding(graph.scope(), in.images, config, false)},
@@ -73,25 +89,20 @@ void Verify(const Launcher& launcher, Model& model, const PictureData& data, con
 int TrainFaces(const Launcher& launcher) {
   constexpr int64_t kUnseen = 32;
   CheckPictureFlags(launcher);
-  CheckRange<int64_t>("--identities", FLAGS_identities, 2, 1 << 28);
-  CheckRange<int64_t>("--width", FLAGS_width, 1, 1 << 16);
-  CheckRange<int64_t>("--sampled", FLAGS_sampled, 0, 1 << 28);
-  CheckRange("--scale", FLAGS_scale, 0.0, 1e6);
-  CheckRange("--margin", FLAGS_margin, 0.0, 1.5);
-  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
-  SyntheticImages::Options seen = {.classes = FLAGS_identities, .samples = 1 << 24, .seed = SeedOfFlags()},
+  const Mesh mesh = launcher.mesh(kAxes, kTrainingMesh, kMoreAxes);
+  SyntheticImages::Options seen = {.classes = flags.identities, .samples = 1 << 24, .seed = SeedOfFlags()},
                            unseen = seen;
   unseen.classes = kUnseen;
-  unseen.first_class = FLAGS_identities;
+  unseen.first_class = flags.identities;
   unseen.first = seen.samples;
   unseen.samples = 1024;
   const PictureData data = OpenPictures(seen, unseen);
-  FaceConfig config = {.backbone = ResNetOfSize(FLAGS_size, data.shape.height),
-                       .width = FLAGS_width,
+  FaceConfig config = {.backbone = ResNetOfSize(flags.size, data.shape.height),
+                       .width = flags.width,
                        .identities = data.shape.classes,
-                       .scale = FLAGS_scale,
-                       .margin = FLAGS_margin,
-                       .sampled = FLAGS_sampled};
+                       .scale = flags.scale,
+                       .margin = flags.margin,
+                       .sampled = flags.sampled};
   return TrainProgram(
       launcher, mesh,
       {.about = Cat(data.name, ", each an identity"),
@@ -104,21 +115,21 @@ int TrainFaces(const Launcher& launcher) {
              Tensor embeddings = FaceEmbedding(model.scope(), in.images, config, true);
              return FaceLoss(model.scope() / "identities", embeddings, in.labels, config);
            },
-       .optimizer = FaceOptimizer(FLAGS_lr, FLAGS_weight_decay),
+       .optimizer = FaceOptimizer(training_flags().lr, picture_flags().weight_decay),
        .model = ModelOptionsOfFlags(launcher),
        .train = TrainOptionsOfFlags(),
        .end = [&](Model& model, Metrics& metrics) { Verify(launcher, model, data, config, metrics); }});
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::SetDefault("weight_decay", "0.0005");
-  oneflow_like::SetDefault("eval_batches", "16");
-  oneflow_like::SetDefault("steps", "500");
-  oneflow_like::Launcher launcher(
-      &argc, &argv, "Learns embeddings of faces by naming identities, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main([&] { return oneflow_like::TrainFaces(launcher); });
+  using namespace examples;
+  training_flags().unit = "pictures";
+  training_flags().steps = 500;
+  picture_flags().weight_decay = 0.0005;
+  return ProgramMain(
+      argc, argv, "Learns embeddings of faces by naming identities, on any mesh of axes dp, tp and pp.",
+      {ModelGroup(), PictureGroup()}, [](const Launcher& launcher) { return TrainFaces(launcher); });
 }

@@ -1,44 +1,69 @@
 // Trains a Llama, a Qwen 2, or one of these with experts (Mixtral, Qwen 2 MoE) on any mesh of axes dp, tp, pp
 // and ep, on synthetic tokens or any text.
 //   build/examples/llama --size=tiny --mesh=cpu:dp=2,tp=2,pp=2 --micro_batches=4
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "examples/llama_huggingface.h"
 #include "examples/llama_model.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/huggingface_run.h"
 #include "oneflow_like/program/language_flags.h"
 #include "oneflow_like/program/language_model.h"
 
-DEFINE_string(size, "tiny", "tiny, 160m, 1b or 8b; mixtral_tiny, qwen_moe_tiny, mixtral_8x7b");
-DEFINE_int64(layers, 0, "Transformer blocks; 0: as --size");
-DEFINE_bool(tied, false, "output reads the embedding's table");
-DEFINE_bool(qkv_bias, false, "as Qwen 2 has");
-DEFINE_double(capacity, 1.25, "of experts; 0: for every token");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  std::string size = "tiny", logits_tile = "auto";
+  int64_t layers = 0;
+  bool tied = false, qkv_bias = false;
+  double capacity = 1.25, room = 0;
+} flags;
+
+FlagGroup ModelGroup() {
+  return {
+      "model",
+      "Model",
+      {{"size",
+        &flags.size,
+        "Chooses the model: tiny, 160m, 1b, 8b or 70b; with experts mixtral_tiny, qwen_moe_tiny or "
+        "mixtral_8x7b.",
+        {},
+        kCommon | kKept},
+       {"layers", &flags.layers, "Sets the number of Transformer blocks; 0 takes that of --size.",
+        RangeOf(0, 10'000), kCommon | kKept},
+       {"logits_tile", &flags.logits_tile,
+        "Computes the logits of this many tokens at a time to save memory; 0 computes all at once, and auto "
+        "chooses what fits in --memory_budget."},
+       {"tied", &flags.tied, "Uses the table of the embedding for the output, too.", {}, kKept},
+       {"qkv_bias", &flags.qkv_bias, "Adds biases to queries, keys and values, as Qwen 2 does.", {}, kKept},
+       {"capacity", &flags.capacity,
+        "Lets each expert take this many times its even share of the tokens; 0 lets it take all.",
+        RangeOf(0, 1e6), kKept},
+       {"room", &flags.room,
+        "Gives each rank with experts room for this many times its even share of the tokens, instead of "
+        "--capacity; 0 uses --capacity.",
+        RangeOf(0, 1e6), kKept}}};
+}
 
 // The model's size: by the flags, or what --load_hf says, which decides alone. What no flag says is that of
 // the model that the run begins with.
 LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence, const HuggingFaceConfig* theirs) {
-  CheckRange<int64_t>("--layers", FLAGS_layers, 0, 10'000);
   LlamaFolder model;
   LlamaConfig& config = model.config;
-  if (FLAGS_load_hf.empty()) {
-    config = LlamaOfSize(FLAGS_size);
-    model.context = FLAGS_context;
+  if (hugging_face_flags().load_hf.empty()) {
+    config = LlamaOfSize(flags.size);
+    model.context = language_flags().context;
     if (vocabulary > 0) config.vocabulary = vocabulary;
-    if (FLAGS_layers > 0) config.layers = FLAGS_layers;
-    if (IsGiven("tied")) config.tied = FLAGS_tied;
+    if (flags.layers > 0) config.layers = flags.layers;
+    if (IsGiven("tied")) config.tied = flags.tied;
     if (config.experts.experts == 0) {
-      config.qkv_bias = FLAGS_qkv_bias;
+      config.qkv_bias = flags.qkv_bias;
     } else if (IsGiven("qkv_bias")) {
-      Fail("--qkv_bias: --size=", FLAGS_size, " says whether there is one");
+      Fail("--qkv_bias: --size=", flags.size, " says whether there is one");
     }
     if (theirs) {
       const LlamaFolder there = ReadLlamaConfig(*theirs);
@@ -48,17 +73,19 @@ LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence, const
     }
   } else {
     for (const char* flag : {"size", "layers", "tied", "qkv_bias"})
-      if (IsGiven(flag)) Fail("--", flag, ": --load_hf=", FLAGS_load_hf, " says how large the model is");
+      if (IsGiven(flag))
+        Fail("--", flag, ": --load_hf=", hugging_face_flags().load_hf, " says how large the model is");
     model = ReadLlamaConfig(*theirs);
     FitLoadedModel(model.context, config.vocabulary, vocabulary);
   }
-  if (!(FLAGS_capacity >= 0 && FLAGS_capacity <= 1e6))
-    Fail("--capacity is ", FLAGS_capacity, ", must be at least 0, at most 1e6");
   if (config.experts.experts == 0 && IsGiven("capacity"))
     Fail("--capacity is of experts, but this model has none");
-  config.experts.capacity = FLAGS_capacity;
+  if (config.experts.experts == 0 && IsGiven("room")) Fail("--room is of experts, but this model has none");
+  if (flags.room > 0 && IsGiven("capacity")) Fail("--room is in place of --capacity; leave one of them out");
+  config.experts.capacity = flags.capacity;
+  config.experts.room = flags.room;
   config.sequence = sequence;
-  config.ulysses = FLAGS_ulysses;
+  config.ulysses = HeadsAxis();
   return model;
 }
 
@@ -66,22 +93,24 @@ LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::stri
                            const HuggingFaceConfig* theirs) {
   const auto [config, context] = ConfigOfFlags(vocabulary, sequence, theirs);
   CheckLlama(config, mesh);
-  LanguageModel llama = {.logits =
-                             [config = config](Scope scope, Tensor tokens, Tensor positions, bool training) {
-                               LlamaConfig here = config;
-                               if (!training) here.experts.capacity = 0;
-                               return LlamaLogits(std::move(scope), tokens, here, positions);
-                             },
-                         .next =
-                             [config = config](Scope scope, Tensor tokens, const nn::Cache& cache) {
-                               LlamaConfig here = config;
-                               here.sequence = "";
-                               here.ulysses = false;
-                               return LlamaNext(std::move(scope), tokens, here, cache);
-                             },
-                         .vocabulary = config.vocabulary,
-                         .config = LlamaConfigText(config, context, theirs),
-                         .huggingface = LlamaFormat(config, context)};
+  LanguageModel llama = {
+      .losses =
+          [config = config](Scope scope, Tensor tokens, Tensor targets, Tensor positions, bool training) {
+            LlamaConfig here = config;
+            if (!training) here.experts.capacity = here.experts.room = 0;
+            return LlamaLosses(std::move(scope), tokens, targets, here, positions);
+          },
+      .next =
+          [config = config](Scope scope, Tensor tokens, const nn::Cache& cache) {
+            LlamaConfig here = config;
+            here.sequence = "";
+            here.ulysses = "";
+            return LlamaNext(std::move(scope), tokens, here, cache);
+          },
+      .vocabulary = config.vocabulary,
+      .logits_tile = LogitsTile(flags.logits_tile),
+      .config = LlamaConfigText(config, context, theirs),
+      .huggingface = LlamaFormat(config, context)};
   if (config.experts.experts > 0) {
     llama.cuts_sequences = false;
     llama.loss = [config = config](Scope scope, Tensor tokens, Tensor targets) {
@@ -92,16 +121,14 @@ LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::stri
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::SetDefault("sample_tokens", "0");
-  oneflow_like::Launcher launcher(
-      &argc, &argv,
-      "Trains a Llama, Qwen 2, Mixtral or Qwen 2 MoE on text, on any mesh of axes "
-      "dp, tp, pp and ep.",
-      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main([&] {
-    return oneflow_like::TrainLanguageModel(launcher, oneflow_like::LlamaOfFlags, {"cp", "sp", "ep"});
-  });
+  using namespace examples;
+  training_flags().batch = 8;
+  language_flags().sample_tokens = 0;
+  return LanguageMain(
+      argc, argv,
+      "Trains a Llama, Qwen 2, Mixtral or Qwen 2 MoE on text, on any mesh of axes dp, tp, pp and ep.",
+      {ModelGroup()}, LlamaOfFlags, {"cp", "sp", "ep"});
 }

@@ -6,7 +6,7 @@
 
 #include "oneflow_like/program/huggingface_config.h"
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 using nlohmann::json;
@@ -91,7 +91,7 @@ LlamaExperts ReadExperts(const HuggingFaceConfig& file) {
     e.shared_inner = file.Number("shared_expert_intermediate_size", 1 << 20);
     e.normalise = file.Flag("norm_topk_prob", false);
     file.Require("decoder_sparse_step", {1});
-    file.Require("mlp_only_layers", {json::array(), nullptr});
+    file.Require("mlp_only_layers", {ConfigValue::EmptyList(), nullptr});
   } else {
     file.Require("sliding_window", {nullptr});
   }
@@ -234,4 +234,4 @@ ModelFormat LlamaFormat(const LlamaConfig& config, int64_t context) {
           }};
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

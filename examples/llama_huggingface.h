@@ -8,7 +8,9 @@
 #include "oneflow_like/checkpoint/huggingface.h"
 #include "oneflow_like/program/huggingface_config.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 // The tensors of a Llama of this size.
 NameTable LlamaNames(const LlamaConfig& config);
@@ -29,4 +31,4 @@ std::string LlamaConfigText(const LlamaConfig& config, int64_t context,
 // Reads any folder; writes weights of this model, whose positions their shapes do not tell.
 ModelFormat LlamaFormat(const LlamaConfig& config, int64_t context);
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-namespace oneflow_like {
+namespace examples {
 
 LlamaConfig LlamaOfSize(const std::string& size) {
   if (size == "tiny") return {};
@@ -34,6 +34,14 @@ LlamaConfig LlamaOfSize(const std::string& size) {
             .head_width = 128,
             .inner = 14336,
             .vocabulary = 128256};
+  if (size == "70b")
+    return {.layers = 80,
+            .width = 8192,
+            .heads = 64,
+            .kv_heads = 8,
+            .head_width = 128,
+            .inner = 28672,
+            .vocabulary = 128256};
   if (size == "mixtral_tiny") return {.inner = 256, .rope = {.base = 1e6}, .experts = {.experts = 8}};
   if (size == "qwen_moe_tiny")
     return {.kv_heads = 4,
@@ -52,7 +60,7 @@ LlamaConfig LlamaOfSize(const std::string& size) {
             .vocabulary = 32000,
             .rope = {.base = 1e6},
             .experts = {.experts = 8}};
-  Fail("--size=", size, ": must be tiny, 160m, 1b, 8b, mixtral_tiny, qwen_moe_tiny or mixtral_8x7b");
+  Fail("--size=", size, ": must be tiny, 160m, 1b, 8b, 70b, mixtral_tiny, qwen_moe_tiny or mixtral_8x7b");
 }
 
 int64_t LlamaWeights(const LlamaConfig& c) {
@@ -66,10 +74,10 @@ int64_t LlamaWeights(const LlamaConfig& c) {
   return c.layers * (layer + network) + c.width + (c.tied ? 1 : 2) * c.vocabulary * c.width;
 }
 
-void CheckLlama(const LlamaConfig& c, const Mesh& mesh) {
-  for (const char* axis : {"dp", "tp"}) mesh.AxisOrFail(axis, "llama");
-  const int stages = mesh.axis_size(mesh.AxisOrFail("pp", "llama"));
-  if (!c.sequence.empty()) mesh.AxisOrFail(c.sequence, "llama, whose sequences it is to cut");
+void CheckLlama(const LlamaConfig& c, const Mesh& mesh, const std::string& who) {
+  for (const char* axis : {"dp", "tp"}) mesh.AxesOrFail(axis, who);
+  const int stages = mesh.axis_size(mesh.AxisOrFail("pp", who));
+  if (!c.sequence.empty()) mesh.AxesOrFail(c.sequence, who + ", whose sequences it is to cut");
   for (const auto& [name, value] : {std::pair<const char*, int64_t>{"layers", c.layers},
                                     {"width", c.width},
                                     {"heads", c.heads},
@@ -77,22 +85,22 @@ void CheckLlama(const LlamaConfig& c, const Mesh& mesh) {
                                     {"head_width", c.head_width},
                                     {"inner", c.inner},
                                     {"vocabulary", c.vocabulary}})
-    if (value < 1) Fail("llama: ", name, " is ", value, " but must be at least 1");
+    if (value < 1) Fail(who, ": ", name, " is ", value, " but must be at least 1");
   if (c.experts.experts < 0 || c.experts.shared_inner < 0)
-    Fail("llama: experts are ", c.experts.experts, " with a shared one of ", c.experts.shared_inner,
+    Fail(who, ": experts are ", c.experts.experts, " with a shared one of ", c.experts.shared_inner,
          ", but neither may be negative");
   if (c.experts.experts > 0 && (c.experts.top_k < 1 || c.experts.top_k > c.experts.experts))
-    Fail("llama: top_k is ", c.experts.top_k, ", must be at least 1, and at most the ", c.experts.experts,
+    Fail(who, ": top_k is ", c.experts.top_k, ", must be at least 1, and at most the ", c.experts.experts,
          " experts");
   if (c.experts.experts > 0 && !c.sequence.empty())
-    Fail("llama: sequences cannot be cut over ", c.sequence,
+    Fail(who, ": sequences cannot be cut over ", c.sequence,
          ", as the room of experts is of whole sequences");
   if (c.heads % c.kv_heads != 0)
-    Fail("llama: kv_heads is ", c.kv_heads, " and does not divide the ", c.heads, " heads");
+    Fail(who, ": kv_heads is ", c.kv_heads, " and does not divide the ", c.heads, " heads");
   if (c.head_width % 2 != 0)
-    Fail("llama: head_width is ", c.head_width, " but rotary positions turn pairs; make it even");
+    Fail(who, ": head_width is ", c.head_width, " but rotary positions turn pairs; make it even");
   if (c.layers < stages)
-    Fail("llama: mesh axis pp has ", stages, " stages but there are only ", c.layers,
+    Fail(who, ": mesh axis pp has ", stages, " stages but there are only ", c.layers,
          " layers; every stage needs at least one");
 }
 
@@ -106,19 +114,24 @@ nn::ExpertsOptions ExpertsOf(const LlamaConfig& c, const Mesh& mesh, const Initi
   o.inner = c.inner;
   o.gated = true;
   o.capacity = c.experts.capacity;
+  o.room = c.experts.room;
   o.shared_inner = c.experts.shared_inner;
   o.shared_gate = c.experts.shared_inner > 0;
   o.normalise = c.experts.normalise;
   o.aux_loss = c.experts.aux_loss;
-  o.ep = mesh.FindAxis("ep") >= 0 ? "ep" : "dp";
+  o.ep = !mesh.FindAxes("ep").empty() ? "ep" : "dp";
   o.init = init;
   o.out_init = small;
   return o;
 }
 
-// With a cache, logits of the last token alone.
-Tensor LlamaForward(const Scope& scope, Tensor tokens, const LlamaConfig& c, const nn::Cache* cache,
-                    Tensor positions, Tensor* router_loss) {
+// What the logits are made of: x[b s w] and table[v w]. With a cache, of the last token alone.
+struct LlamaHead {
+  Tensor x, table;
+  Tensor logits() const { return einsum("bsw,vw->bsv", x, table); }
+};
+LlamaHead LlamaForward(const Scope& scope, Tensor tokens, const LlamaConfig& c, const nn::Cache* cache,
+                       Tensor positions, Tensor* router_loss, Tensor before = {}) {
   CheckLlama(c, scope.mesh());
   const Initializer init = Normal(0.02);
   // As in GPT-2: what is added to the residual stream starts smaller, the more is added to it.
@@ -132,7 +145,7 @@ Tensor LlamaForward(const Scope& scope, Tensor tokens, const LlamaConfig& c, con
                      .rope = c.rope,
                      .init = init,
                      .out_init = small};
-  if (c.ulysses) block.attention.ulysses = c.sequence;
+  block.attention.ulysses = c.ulysses;
   block.attention.masks.query_positions = block.attention.masks.key_positions = positions;
   block.mlp = {.inner = c.inner, .init = init, .out_init = small};
   block.rms_norm = block.swiglu = true;
@@ -149,32 +162,41 @@ Tensor LlamaForward(const Scope& scope, Tensor tokens, const LlamaConfig& c, con
 
   const Dims shape = {c.vocabulary, c.width};
   Tensor table = scope.Stage("pp", 0).Weight("embedding", shape, init, {{"tp", S(0)}});
-  Tensor x = nn::layers(scope, embedding(table, tokens), c.layers,
-                        [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
+  Tensor x = embedding(table, tokens);
+  if (before.defined()) x = concat({before, x}, 1);
+  x = nn::layers(scope, x, c.layers,
+                 [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
   for (Tensor& loss : losses) loss = to_stage_of(loss, x);
   if (router_loss && !losses.empty()) *router_loss = add_n(losses);
   if (const int64_t length = x.shape()[1]; cache && length > 1) x = slice(x, 1, length - 1, length);
+  if (before.defined()) x = slice(x, 1, before.shape()[1], x.shape()[1]);
   x = nn::RmsNorm(scope / "norm", x, c.norm_eps);
-  Tensor output = c.tied ? to_stage_of(table, x) : scope.Weight("output", shape, init, {{"tp", S(0)}});
-  return einsum("bsw,vw->bsv", x, output);
+  return {x, c.tied ? to_stage_of(table, x) : scope.Weight("output", shape, init, {{"tp", S(0)}})};
 }
 
 }  // namespace
 
 Tensor LlamaLogits(Scope scope, Tensor tokens, const LlamaConfig& config, Tensor positions,
+                   Tensor* router_loss, Tensor before) {
+  return LlamaForward(scope, tokens, config, nullptr, positions, router_loss, before).logits();
+}
+
+Tensor LlamaLosses(Scope scope, Tensor tokens, Tensor targets, const LlamaConfig& config, Tensor positions,
                    Tensor* router_loss) {
-  return LlamaForward(scope, tokens, config, nullptr, positions, router_loss);
+  const LlamaHead head = LlamaForward(scope, tokens, config, nullptr, positions, router_loss);
+  return nn::HeadLoss(head.x, head.table, targets, config.logits_tile);
 }
 
 Tensor LlamaNext(Scope scope, Tensor tokens, const LlamaConfig& config, const nn::Cache& cache) {
   LlamaConfig roomy = config;
-  roomy.experts.capacity = 0;  // whatever pieces the text is read in, the same tokens come of it
-  return LlamaForward(scope, tokens, roomy, &cache, {}, nullptr);
+  roomy.experts.capacity = roomy.experts.room =
+      0;  // whatever pieces the text is read in, the same tokens come of it
+  return LlamaForward(scope, tokens, roomy, &cache, {}, nullptr).logits();
 }
 
 Tensor LlamaLoss(Scope scope, Tensor tokens, Tensor targets, const LlamaConfig& config) {
-  Tensor of_router, loss = mean(cross_entropy(LlamaLogits(scope, tokens, config, {}, &of_router), targets));
+  Tensor of_router, loss = mean(LlamaLosses(scope, tokens, targets, config, {}, &of_router));
   return of_router.defined() ? loss + of_router : loss;
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -1,8 +1,6 @@
 // Trains a classifier of Fashion-MNIST on a mesh of axes dp and tp: the hidden layers are data-parallel over
 // dp, the last layer and its loss have their classes cut over tp.
 //   build/examples/mlp --mesh=cpu:dp=2,tp=2
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,39 +11,58 @@
 
 #include "oneflow_like/data/idx.h"
 #include "oneflow_like/data/pipeline.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/program/precision.h"
 
-DEFINE_int64(epochs, 5, "passes over the training images");
-DEFINE_int64(batch, 100, "images of one step, over all devices");
-DEFINE_int64(hidden, 256, "width of the two hidden layers");
-DEFINE_double(lr, 1e-3, "learning rate of AdamW at its highest; a cosine falls to 0 at the end");
-DEFINE_double(dropout, 0.1, "probability of dropping, after each hidden layer");
-DEFINE_string(dtype, "fp32", "of products and activations: fp32, bf16 or fp16");
-DEFINE_string(data_dir, "/usr/share/datasets/fashion-mnist", "folder of the four gzipped IDX files");
-DEFINE_string(log_json, "", "file that gets one JSON object per step");
-DEFINE_string(tensorboard, "", "folder that gets TensorBoard's event files");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  int64_t epochs = 5, batch = 100, hidden = 256;
+  double lr = 1e-3, dropout = 0.1;
+  std::string dtype = "fp32", data_dir = "/usr/share/datasets/fashion-mnist", log_json, tensorboard;
+} flags;
+
+FlagGroup ModelGroup() {
+  return {
+      "model",
+      "Model and training",
+      {{"epochs", &flags.epochs, "Trains for this many passes over the images.", RangeOf(1, 1'000'000),
+        kCommon},
+       {"batch", &flags.batch, "Sets how many images one step takes, over all devices.", RangeOf(1, 1 << 20),
+        kCommon},
+       {"hidden", &flags.hidden, "Sets the width of the two hidden layers.", RangeOf(1, 1 << 20), kCommon},
+       {"lr", &flags.lr, "Sets the highest learning rate of AdamW, from which a cosine falls to 0.",
+        RangeAbove(0, 1e30), kCommon},
+       {"dropout", &flags.dropout, "Drops values with this probability after each hidden layer.",
+        RangeBelow(0, 1), kCommon},
+       {"dtype", &flags.dtype, "Computes matrix products and activations in fp32, bf16 or fp16.",
+        ChoiceOf({"fp32", "bf16", "fp16"}), kCommon},
+       {"data_dir",
+        &flags.data_dir,
+        "Reads Fashion-MNIST's four gzipped IDX files from this folder.",
+        {},
+        kCommon},
+       {"log_json",
+        &flags.log_json,
+        "Writes one JSON object per step to this file.",
+        {},
+        kCommon | kPerProcess},
+       {"tensorboard",
+        &flags.tensorboard,
+        "Writes TensorBoard's event files to this folder.",
+        {},
+        kCommon | kPerProcess}}};
+}
 
 constexpr int64_t kClasses = 10;
 constexpr int kStepsInFlight = 2;
 const char* const kMesh = "cpu:dp=1,tp=1";
 
-void CheckFlags() {
-  CheckRange<int64_t>("--epochs", FLAGS_epochs, 1, 1'000'000);
-  CheckRange<int64_t>("--batch", FLAGS_batch, 1, 1 << 20);
-  CheckRange<int64_t>("--hidden", FLAGS_hidden, 1, 1 << 20);
-  PrecisionOf(FLAGS_dtype);
-  if (!(FLAGS_lr > 0 && FLAGS_lr <= 1e30)) Fail("--lr is ", FLAGS_lr, ", must be more than 0, at most 1e30");
-  if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1))
-    Fail("--dropout is ", FLAGS_dropout, ", must lie in [0, 1)");
-}
-
 Tensor Logits(Scope s, Tensor x, double drop) {
-  const int64_t pixels = x.shape()[1], width = FLAGS_hidden;
+  const int64_t pixels = x.shape()[1], width = flags.hidden;
   Tensor h = relu(matmul(x, s.Weight("in", {pixels, width}, KaimingNormal())) +
                   s.Weight("in_bias", {width}, Zeros()));
   h = dropout(h, drop);
@@ -60,26 +77,26 @@ Tensor Logits(Scope s, Tensor x, double drop) {
 }
 
 Session MakeTraining(Model& model, int64_t pixels, int64_t steps) {
-  Tensor images = model.Input("images", {FLAGS_batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
-  Tensor labels = model.Input("labels", {FLAGS_batch}, DType::kInt32, {{"dp", S(0)}});
-  Tensor loss = mean(cross_entropy(Logits(model.scope(), images, FLAGS_dropout), labels));
+  Tensor images = model.Input("images", {flags.batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor labels = model.Input("labels", {flags.batch}, DType::kInt32, {{"dp", S(0)}});
+  Tensor loss = mean(cross_entropy(Logits(model.scope(), images, flags.dropout), labels));
   TrainOptions options;
   options.steps_in_flight = kStepsInFlight;
-  options.dtype = PrecisionOf(FLAGS_dtype);
+  options.dtype = PrecisionOf(flags.dtype);
   options.lr_schedule = {
       .kind = Schedule::Kind::kCosine, .warmup = std::min<int64_t>(100, steps / 10), .total = steps};
-  return Train(loss, AdamW{.lr = FLAGS_lr, .weight_decay = 0.01}, options);
+  return Train(loss, AdamW{.lr = flags.lr, .weight_decay = 0.01}, options);
 }
 
 Session MakeEvaluation(Model& model, int64_t pixels) {
   ModelGraph graph = model.NewGraph("test");
-  Tensor images = graph.Input("images", {FLAGS_batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor images = graph.Input("images", {flags.batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
   return Evaluate({{"class", argmax(Logits(graph.scope(), images, 0))}}, {.name = "test"});
 }
 
 // In percent of all images.
 double Accuracy(const Launcher& launcher, Session& eval, std::shared_ptr<const IdxImages> set) {
-  DataPipeline data(set, {.batch = FLAGS_batch,
+  DataPipeline data(set, {.batch = flags.batch,
                           .shuffle = false,
                           .needs = eval.Needs(),
                           .epochs = 1,
@@ -103,15 +120,15 @@ class Trainer {
         set_(set),
         steps_(steps),
         seed_(seed),
-        metrics_(session_, {.json = FLAGS_log_json,
-                            .tensorboard = FLAGS_tensorboard,
+        metrics_(session_, {.json = flags.log_json,
+                            .tensorboard = flags.tensorboard,
                             .unit = "images",
-                            .per_step = static_cast<double>(FLAGS_batch)}),
+                            .per_step = static_cast<double>(flags.batch)}),
         progress_(launcher) {}
 
   void RunEpoch(int64_t epoch) {
     // Rows behind the epoch's end are labelled -1, which no loss counts.
-    DataPipeline data(set_, {.batch = FLAGS_batch,
+    DataPipeline data(set_, {.batch = flags.batch,
                              .seed = seed_,
                              .needs = session_.Needs(),
                              .start = epoch * set_->samples(),
@@ -138,7 +155,7 @@ class Trainer {
     in_flight_.pop_front();
     char line[120];
     std::snprintf(line, sizeof line, "epoch %lld/%lld  step %lld/%lld  loss %.4f  %s left",
-                  static_cast<long long>(epoch + 1), static_cast<long long>(FLAGS_epochs),
+                  static_cast<long long>(epoch + 1), static_cast<long long>(flags.epochs),
                   static_cast<long long>(step + 1), static_cast<long long>(steps_), static_cast<double>(loss),
                   MinutesAndSeconds(metrics_.step_seconds() * (steps_ - step - 1)).c_str());
     progress_.Update(line);
@@ -155,13 +172,12 @@ class Trainer {
 };
 
 int Run(const Launcher& launcher) {
-  CheckFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp"}, kMesh);
   auto images = [](const std::string& which) {
-    return FLAGS_data_dir + "/" + which + "-images-idx3-ubyte.gz";
+    return flags.data_dir + "/" + which + "-images-idx3-ubyte.gz";
   };
   auto labels = [](const std::string& which) {
-    return FLAGS_data_dir + "/" + which + "-labels-idx1-ubyte.gz";
+    return flags.data_dir + "/" + which + "-labels-idx1-ubyte.gz";
   };
   auto load = [&](const std::string& which) {
     return std::make_shared<IdxImages>(images(which), labels(which), kClasses);
@@ -169,15 +185,15 @@ int Run(const Launcher& launcher) {
   std::vector<Launcher::FlagFile> inputs;
   for (const char* which : {"train", "t10k"})
     for (const std::string& path : {images(which), labels(which)}) inputs.push_back({"data_dir", path});
-  launcher.CheckFiles(inputs, {{"log_json", FLAGS_log_json}});
+  launcher.CheckFiles(inputs, {{"log_json", flags.log_json}});
   const std::shared_ptr<const IdxImages> train_set = load("train"), test_set = load("t10k");
   if (train_set->pixels() != test_set->pixels()) {
-    Fail(FLAGS_data_dir, ": training images have ", train_set->pixels(), " pixels, test images ",
+    Fail(flags.data_dir, ": training images have ", train_set->pixels(), " pixels, test images ",
          test_set->pixels());
   }
   launcher.RequireSameFlags();
   const ModelOptions options = launcher.model_options();
-  const int64_t steps = FLAGS_epochs * ((train_set->samples() + FLAGS_batch - 1) / FLAGS_batch);
+  const int64_t steps = flags.epochs * ((train_set->samples() + flags.batch - 1) / flags.batch);
   Model model(mesh, options);
   Session train = MakeTraining(model, train_set->pixels(), steps);
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
@@ -188,7 +204,7 @@ int Run(const Launcher& launcher) {
   Trainer trainer(launcher, std::move(train), train_set, steps, options.seed);
   Session eval = MakeEvaluation(model, train_set->pixels());
   double accuracy = 0;
-  for (int64_t epoch = 0; epoch < FLAGS_epochs; ++epoch) {
+  for (int64_t epoch = 0; epoch < flags.epochs; ++epoch) {
     trainer.RunEpoch(epoch);
     accuracy = Accuracy(launcher, eval, test_set);
     trainer.Measured(accuracy);
@@ -203,10 +219,11 @@ int Run(const Launcher& launcher) {
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::Launcher launcher(
-      &argc, &argv, "Trains a classifier of Fashion-MNIST on a mesh of axes dp and tp.", oneflow_like::kMesh);
-  return launcher.Main([&] { return oneflow_like::Run(launcher); });
+  using namespace examples;
+  Launcher launcher(&argc, &argv, "Trains a classifier of Fashion-MNIST on a mesh of axes dp and tp.", kMesh,
+                    {}, {ModelGroup()});
+  return launcher.Main([&] { return Run(launcher); });
 }

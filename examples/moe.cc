@@ -1,75 +1,86 @@
 // Trains a GPT of experts on synthetic tokens or any text, on any mesh of axes dp, tp, pp and ep.
 //   build/examples/moe --experts=8 --mesh=cpu:dp=2,ep=2,pp=2 --micro_batches=4
-#include <gflags/gflags.h>
-
 #include <utility>
 
 #include "examples/moe_model.h"
-#include "oneflow_like/model/limits.h"
-#include "oneflow_like/program/huggingface_run.h"
 #include "oneflow_like/program/language_flags.h"
 #include "oneflow_like/program/language_model.h"
+#include "oneflow_like/program/program.h"
 
-DEFINE_int64(layers, 4, "blocks");
-DEFINE_int64(width, 128, "channels of the residual stream");
-DEFINE_int64(heads, 4, "attention heads; divide width");
-DEFINE_int64(experts, 8, "of each block");
-DEFINE_int64(top_k, 2, "experts that a token uses");
-DEFINE_double(capacity, 1.25, "of experts, in even shares");
-DEFINE_int64(shared, 0, "experts that every token uses");
-DEFINE_double(balance, 0.01, "loss that spreads tokens");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  int64_t layers = 4, width = 128, heads = 4, experts = 8, top_k = 2, shared = 0;
+  double capacity = 1.25, room = 0, balance = 0.01;
+} flags;
+
+FlagGroup ModelGroup() {
+  return {
+      "model",
+      "Model",
+      {{"layers", &flags.layers, "Sets the number of Transformer blocks.", RangeOf(1, 10'000),
+        kCommon | kKept},
+       {"width", &flags.width, "Sets the number of channels of the residual stream.", RangeOf(1, 1 << 20),
+        kCommon | kKept},
+       {"heads", &flags.heads, "Sets the number of attention heads, which must divide --width.",
+        RangeOf(1, 1 << 20), kCommon | kKept},
+       {"experts", &flags.experts, "Sets the number of experts of each block.", RangeOf(1, 1 << 16),
+        kCommon | kKept},
+       {"top_k", &flags.top_k, "Sends each token to this many experts.", {}, kCommon | kFixed},
+       {"shared", &flags.shared, "Adds this many experts that every token uses.", RangeOf(0, 1 << 16), kKept},
+       {"capacity", &flags.capacity, "Lets each expert take this many times its even share of the tokens.",
+        RangeAbove(0, 1e6), kKept},
+       {"room", &flags.room,
+        "Gives each rank with experts room for this many times its even share of the tokens, instead of "
+        "--capacity; 0 uses --capacity.",
+        RangeOf(0, 1e6), kKept},
+       {"balance", &flags.balance, "Sets the weight of the loss that spreads tokens evenly over the experts.",
+        RangeOf(0, 1e30), kKept}}};
+}
 
 LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence,
                          const HuggingFaceConfig*) {
-  constexpr int64_t kBytes = 256, kMost = 1 << 20;
-  CheckRange<int64_t>("--layers", FLAGS_layers, 1, 10'000);
-  CheckRange<int64_t>("--width", FLAGS_width, 1, kMost);
-  CheckRange<int64_t>("--heads", FLAGS_heads, 1, kMost);
-  CheckRange<int64_t>("--experts", FLAGS_experts, 1, 1 << 16);
-  if (FLAGS_top_k < 1 || FLAGS_top_k > FLAGS_experts)
-    Fail("--top_k is ", FLAGS_top_k, ", must be at least 1, and at most the ", FLAGS_experts,
+  constexpr int64_t kBytes = 256;
+  if (flags.top_k < 1 || flags.top_k > flags.experts)
+    Fail("--top_k is ", flags.top_k, ", must be at least 1, and at most the ", flags.experts,
          " of --experts");
-  CheckRange<int64_t>("--shared", FLAGS_shared, 0, 1 << 16);
-  CheckRange("--balance", FLAGS_balance, 0.0, 1e30);
-  if (!(FLAGS_capacity > 0 && FLAGS_capacity <= 1e6))
-    Fail("--capacity is ", FLAGS_capacity, ", must be more than 0, at most 1e6");
+  if (flags.room > 0 && IsGiven("capacity")) Fail("--room is in place of --capacity; leave one of them out");
   if (!sequence.empty()) Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
-  const MoeConfig config = {.layers = FLAGS_layers,
-                            .width = FLAGS_width,
-                            .heads = FLAGS_heads,
-                            .context = FLAGS_context,
+  const MoeConfig config = {.layers = flags.layers,
+                            .width = flags.width,
+                            .heads = flags.heads,
+                            .context = language_flags().context,
                             .vocabulary = vocabulary > 0 ? vocabulary : kBytes,
-                            .experts = FLAGS_experts,
-                            .top_k = FLAGS_top_k,
-                            .inner = 2 * FLAGS_width,
-                            .shared = FLAGS_shared,
-                            .capacity = FLAGS_capacity,
-                            .balance = FLAGS_balance};
+                            .experts = flags.experts,
+                            .top_k = flags.top_k,
+                            .inner = 2 * flags.width,
+                            .shared = flags.shared,
+                            .capacity = flags.capacity,
+                            .room = flags.room,
+                            .balance = flags.balance};
   CheckMoe(config, mesh);
-  return {.logits = [config](Scope scope, Tensor tokens, Tensor,
-                             bool) { return MoeLogits(std::move(scope), tokens, config); },
+  return {.losses = [config](Scope scope, Tensor tokens, Tensor targets, Tensor,
+                             bool) { return MoeLosses(std::move(scope), tokens, targets, config); },
           .cuts_sequences = false,
           .vocabulary = config.vocabulary,
           .loss = [config](Scope scope, Tensor tokens,
                            Tensor targets) { return MoeLoss(std::move(scope), tokens, targets, config); }};
 }
 
-int TrainMoe(const Launcher& launcher) {
-  if (!FLAGS_load_hf.empty() || !FLAGS_save_hf.empty())
-    Fail("moe: there is no folder of Hugging Face's for this model; leave --load_hf and --save_hf out");
-  return TrainLanguageModel(launcher, MoeOfFlags, {"ep"});
-}
-
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::SetDefault("sample_tokens", "0");
-  oneflow_like::Launcher launcher(&argc, &argv,
-                                  "Trains a GPT of experts on text, on any mesh of axes dp, tp, pp and ep.",
-                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main([&] { return oneflow_like::TrainMoe(launcher); });
+  using namespace examples;
+  training_flags().unit = "sequences";
+  training_flags().batch = 8;
+  language_flags().sample_tokens = 0;
+  // Without the flags of Hugging Face's folders, as there are none of this model.
+  return ProgramMain(argc, argv, "Trains a GPT of experts on text, on any mesh of axes dp, tp, pp and ep.",
+                     {ModelGroup(), LanguageGroup()}, [](const Launcher& launcher) {
+                       return TrainLanguageModel(launcher, MoeOfFlags, {"ep"});
+                     });
 }

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 nn::ExpertsOptions OptionsOf(const MoeConfig& c, const Mesh& mesh, const Initializer& small) {
@@ -11,10 +11,11 @@ nn::ExpertsOptions OptionsOf(const MoeConfig& c, const Mesh& mesh, const Initial
   o.inner = c.inner;
   o.top_k = c.top_k;
   o.capacity = c.capacity;
-  o.order = nn::ExpertOrder::kChoice;
+  o.room = c.room;
+  o.order = c.room > 0 ? nn::ExpertOrder::kWeight : nn::ExpertOrder::kChoice;
   o.shared = c.shared;
   o.aux_loss = c.balance;
-  o.ep = mesh.FindAxis("ep") >= 0 ? "ep" : "dp";
+  o.ep = !mesh.FindAxes("ep").empty() ? "ep" : "dp";
   o.init = Normal(0.02);
   o.out_init = small;
   return o;
@@ -38,14 +39,14 @@ void CheckMoe(const MoeConfig& c, const Mesh& mesh) {
   if (c.top_k > c.experts) Fail("moe: top_k is ", c.top_k, " but there are only ", c.experts, " experts");
   if (!(c.capacity > 0 && c.capacity <= 1e6))
     Fail("moe: capacity is ", c.capacity, ", must be more than 0, at most 1e6");
-  for (const char* axis : {"dp", "tp"}) mesh.AxisOrFail(axis, "moe");
+  for (const char* axis : {"dp", "tp"}) mesh.AxesOrFail(axis, "moe");
   const int stages = mesh.axis_size(mesh.AxisOrFail("pp", "moe"));
   if (c.layers < stages)
     Fail("moe: mesh axis pp has ", stages, " stages but there are only ", c.layers,
          " layers; every stage needs at least one");
 }
 
-Tensor MoeLogits(Scope scope, Tensor tokens, const MoeConfig& c, Tensor* balance) {
+Tensor MoeLosses(Scope scope, Tensor tokens, Tensor targets, const MoeConfig& c, Tensor* balance) {
   CheckMoe(c, scope.mesh());
   const int64_t positions = tokens.shape()[1];
   const Initializer init = Normal(0.02),
@@ -66,13 +67,13 @@ Tensor MoeLogits(Scope scope, Tensor tokens, const MoeConfig& c, Tensor* balance
   });
   for (Tensor& one : spread) one = to_stage_of(one, x);
   if (balance && !spread.empty()) *balance = add_n(spread);
-  return einsum("bsw,vw->bsv", nn::LayerNorm(scope / "norm", x),
-                scope.Weight("output", shape, init, {{"tp", S(0)}}));
+  x = nn::LayerNorm(scope / "norm", x);
+  return nn::HeadLoss(x, scope.Weight("output", shape, init, {{"tp", S(0)}}), targets);
 }
 
 Tensor MoeLoss(Scope scope, Tensor tokens, Tensor targets, const MoeConfig& c) {
-  Tensor balance, loss = mean(cross_entropy(MoeLogits(scope, tokens, c, &balance), targets));
+  Tensor balance, loss = mean(MoeLosses(scope, tokens, targets, c, &balance));
   return balance.defined() ? loss + balance : loss;
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

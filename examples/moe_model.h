@@ -6,7 +6,9 @@
 
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct MoeConfig {
   int64_t layers = 4, width = 128, heads = 4, context = 128, vocabulary = 256;
@@ -15,6 +17,8 @@ struct MoeConfig {
   // An expert takes at most capacity * top_k * context / experts tokens of a sequence, rounded up: first
   // choices before second ones, each in the order of tokens. The others pass it by.
   double capacity = 1.25;
+  // Of a rank in place of capacity (nn::ExpertsOptions): there the least weights go first. 0: capacity.
+  double room = 0;
   double balance = 0.01;  // weight of the loss that spreads tokens over experts (Fedus et al. 2022)
 };
 
@@ -22,13 +26,14 @@ struct MoeConfig {
 // ep.
 void CheckMoe(const MoeConfig& config, const Mesh& mesh);
 
-// tokens i32[batch s] -> logits f32[batch s vocabulary]. Experts are cut over mesh axis ep, where there
-// is none over dp, and their inner axis over tp, heads and the table's rows over tp, blocks are spread over
-// pp. `balance`, where not nullptr, gets the sum over the blocks of the weighted loss that spreads tokens,
-// f32[]; undefined where its weight is 0.
-Tensor MoeLogits(Scope scope, Tensor tokens, const MoeConfig& config, Tensor* balance = nullptr);
+// tokens i32[batch s], targets i32[batch s] -> the cross entropy of each token, f32[batch s], 0 where the
+// target is negative. Experts are cut over mesh axis ep, where there is none over dp, and their inner axis
+// over tp, heads and the table's rows over tp, blocks are spread over pp. `balance`, where not nullptr, gets
+// the sum over the blocks of the weighted loss that spreads tokens, f32[]; undefined where its weight is 0.
+Tensor MoeLosses(Scope scope, Tensor tokens, Tensor targets, const MoeConfig& config,
+                 Tensor* balance = nullptr);
 
-// The mean cross entropy plus that loss; targets i32[batch s], a negative one counts as loss 0.
+// The mean of MoeLosses plus that loss.
 Tensor MoeLoss(Scope scope, Tensor tokens, Tensor targets, const MoeConfig& config);
 
-}  // namespace oneflow_like
+}  // namespace examples

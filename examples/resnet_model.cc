@@ -1,6 +1,6 @@
 #include "examples/resnet_model.h"
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 // A convolution without bias, and its norm. `cut` says how tp cuts the filter: {} not at all.
@@ -55,4 +55,4 @@ Tensor ResNetLogits(Scope scope, Tensor images, const ResNetConfig& c, bool trai
                     {.parallel = nn::Parallel::kColumns});
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

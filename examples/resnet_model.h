@@ -7,7 +7,9 @@
 
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct ResNetConfig {
   std::vector<int64_t> blocks = {2, 2,
@@ -33,4 +35,4 @@ Tensor ResNetFeatures(Scope scope, Tensor images, const ResNetConfig& config, bo
 // The same, and from there to logits f32[n classes], which are cut over tp.
 Tensor ResNetLogits(Scope scope, Tensor images, const ResNetConfig& config, bool training);
 
-}  // namespace oneflow_like
+}  // namespace examples

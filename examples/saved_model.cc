@@ -11,7 +11,7 @@
 #include "oneflow_like/checkpoint/tools.h"
 #include "oneflow_like/program/huggingface_config.h"
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 // Everything but the weights' place.
@@ -103,4 +103,4 @@ SavedModel OpenHuggingFaceModel(const std::string& folder) {
   return saved;
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -9,7 +9,9 @@
 #include "oneflow_like/generation/generator.h"
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct SavedModel {
   std::string name;  // "a Llama of 12 layers, ..."
@@ -34,4 +36,4 @@ SavedModel OpenSavedModel(const std::string& path, const std::string& weights = 
 // A folder of Hugging Face's, of a GPT-2, a Llama or a Qwen 2.
 SavedModel OpenHuggingFaceModel(const std::string& folder);
 
-}  // namespace oneflow_like
+}  // namespace examples

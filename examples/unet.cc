@@ -1,8 +1,6 @@
 // Trains a U-Net to take noise out of pictures, and draws new ones with it: a small diffusion model, on any
 // mesh of axes dp, tp and pp.
 //   build/examples/unet --idx=/usr/share/datasets/fashion-mnist --samples=samples.png
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -11,19 +9,32 @@
 
 #include "core/random.h"
 #include "examples/unet_model.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/picture_data.h"
 #include "oneflow_like/program/program.h"
 #ifdef OFL_HAVE_PNG
 #include <png.h>
 #endif
 
-DEFINE_int64(width, 16, "channels at full size");
-DEFINE_string(samples, "", "PNG that gets 8 rows of 8 pictures");
-DEFINE_int64(draw_steps, 50, "from noise to a picture");
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  int64_t width = 16, draw_steps = 50;
+  std::string samples;
+} flags;
+
+FlagGroup ModelGroup() {
+  return {
+      "model",
+      "Model",
+      {{"width", &flags.width, "Sets the number of channels at full size, a multiple of 4.",
+        RangeOf(4, 1 << 12), kCommon | kKept},
+       {"samples", &flags.samples, "Writes a PNG of 8 rows of 8 drawn pictures to this file.", {}, kCommon},
+       {"draw_steps", &flags.draw_steps, "Draws a picture from noise in this many steps.",
+        RangeOf(1, 1000)}}};
+}
 
 constexpr int64_t kAcross = 8;  // samples in a row, and rows
 
@@ -31,16 +42,16 @@ template <typename Graph>
 Tensor Guess(Graph& graph, const PictureData& data, const UnetConfig& config, int64_t batch) {
   Dims shape = {batch};
   for (int64_t extent : data.train->fields()[0].shape) shape.push_back(extent);
-  Tensor noisy = graph.Input("noisy", shape, DType::kFloat32, {{"dp", S(0)}});
-  Tensor time = graph.Input("time", {batch}, DType::kInt32, {{"dp", S(0)}});
+  Tensor noisy = graph.Input("noisy", shape, DType::kFloat32, CutBatch(graph.scope().mesh()));
+  Tensor time = graph.Input("time", {batch}, DType::kInt32, CutBatch(graph.scope().mesh()));
   return UnetNoise(graph.scope(), ChannelsLast(noisy, data.shape), time, config);
 }
 
 template <typename Graph>
 Tensor Loss(Graph& graph, const PictureData& data, const UnetConfig& config) {
-  Tensor guess = Guess(graph, data, config, FLAGS_batch);
-  Tensor noise =
-      graph.Input("noise", BatchOf(data.train->fields()[0].shape), DType::kFloat32, {{"dp", S(0)}});
+  Tensor guess = Guess(graph, data, config, training_flags().batch);
+  Tensor noise = graph.Input("noise", BatchOf(data.train->fields()[0].shape), DType::kFloat32,
+                             CutBatch(graph.scope().mesh()));
   return mean(square(guess - to_stage_of(ChannelsLast(noise, data.shape), guess)));
 }
 
@@ -76,8 +87,8 @@ std::vector<float> Draw(const Launcher& launcher, Model& model, const PictureDat
   for (size_t i = 0; i < x.size(); ++i)  // nearly normal: twelve uniform numbers
     for (int k = 0; k < 12; ++k) x[i] += ToUniform(RandomBits(key, k, i)) - 0.5f;
   const std::vector<double> left = RemainingSquares(config.times);
-  for (int64_t step = FLAGS_draw_steps; step-- > 0;) {
-    auto time = [&](int64_t s) { return (s + 1) * config.times / FLAGS_draw_steps - 1; };
+  for (int64_t step = flags.draw_steps; step-- > 0;) {
+    auto time = [&](int64_t s) { return (s + 1) * config.times / flags.draw_steps - 1; };
     const double now = left[time(step)], next = step > 0 ? left[time(step - 1)] : 1;
     const std::vector<int32_t> times(kSamples, static_cast<int32_t>(time(step)));
     const HostTensor noise =
@@ -100,7 +111,7 @@ std::vector<float> Draw(const Launcher& launcher, Model& model, const PictureDat
 
 void WriteSamples(const Launcher& launcher, Model& model, const PictureData& data, const UnetConfig& config,
                   uint64_t seed) {
-  if (FLAGS_samples.empty()) return;
+  if (flags.samples.empty()) return;
   const std::vector<float> x = Draw(launcher, model, data, config, seed);
   if (!launcher.main_process()) return;
   const auto& [height, width, channels, classes, names] = data.shape;
@@ -115,19 +126,19 @@ void WriteSamples(const Launcher& launcher, Model& model, const PictureData& dat
           const float value = x[i * height * width * channels + from];
           bytes[to * channels + c] = static_cast<uint8_t>(std::clamp(127.5f * (value + 1), 0.0f, 255.0f));
         }
-  WritePng(FLAGS_samples, bytes, kAcross * height, kAcross * width, channels);
-  launcher.Print("%lld samples in %s\n", static_cast<long long>(kAcross * kAcross), FLAGS_samples.c_str());
+  WritePng(flags.samples, bytes, kAcross * height, kAcross * width, channels);
+  launcher.Print("%lld samples in %s\n", static_cast<long long>(kAcross * kAcross), flags.samples.c_str());
 }
 
 void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& data, const UnetConfig& config,
                     Metrics& metrics) {
-  if (FLAGS_eval_batches == 0) return;
+  if (training_flags().eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
   Session eval = Evaluate({{"loss", Loss(graph, data, config)}}, EvaluateOptionsOfFlags("eval"));
   double loss = 0;
   int64_t batches = 0;
   ForEachHeldOut(launcher, eval, data.held_out, {}, [&](const StepResult& result, int64_t rows) {
-    if (rows < FLAGS_batch) return;  // the mean would be over what is no picture, too
+    if (rows < training_flags().batch) return;  // the mean would be over what is no picture, too
     loss += static_cast<double>(result.Scalar("loss"));
     ++batches;
   });
@@ -140,46 +151,45 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& d
 
 int TrainUnet(const Launcher& launcher) {
   CheckPictureFlags(launcher);
-  CheckRange<int64_t>("--width", FLAGS_width, 4, 1 << 12);
-  CheckRange<int64_t>("--draw_steps", FLAGS_draw_steps, 1, 1000);
-  if (FLAGS_width % 4 != 0) Fail("--width is ", FLAGS_width, ", must be a multiple of 4");
-  launcher.CheckFiles({}, {{"samples", FLAGS_samples}, {"log_json", FLAGS_log_json}});
-  const UnetConfig config = {.width = FLAGS_width};
-  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
+  if (flags.width % 4 != 0) Fail("--width is ", flags.width, ", must be a multiple of 4");
+  launcher.CheckFiles({}, {{"samples", flags.samples}, {"log_json", training_flags().log_json}});
+  const UnetConfig config = {.width = flags.width};
+  const Mesh mesh = launcher.mesh(kAxes, kTrainingMesh, kMoreAxes);
   SyntheticImages::Options synthetic = {.seed = SeedOfFlags()}, held_out = synthetic;
   held_out.first = synthetic.samples;
   held_out.samples = 1024;
   PictureData data = OpenPictures(synthetic, held_out);
   // To about [-1, 1]: pixels of MNIST's files are in [0, 1], those of folders up to 2.6 from 0.
-  const bool positive = !FLAGS_idx.empty();
-  const float shift = positive ? -0.5f : 0, scale = positive ? 2 : FLAGS_images.empty() ? 1 : 0.4f;
+  const bool positive = !picture_flags().idx.empty();
+  const float shift = positive ? -0.5f : 0, scale = positive ? 2 : picture_flags().images.empty() ? 1 : 0.4f;
   for (auto* source : {&data.train, &data.held_out})
     *source = std::make_shared<NoisyPictures>(*source, config.times, shift, scale);
-  return TrainProgram(launcher, mesh,
-                      {.about = data.name,
-                       .samples = data.train,
-                       .held_out = data.held_out,
-                       .unit = "pictures",
-                       .loss = [&](Model& model) { return Loss(model, data, config); },
-                       .optimizer = AdamW{.lr = FLAGS_lr, .weight_decay = FLAGS_weight_decay},
-                       .model = ModelOptionsOfFlags(launcher),
-                       .train = TrainOptionsOfFlags(),
-                       .end =
-                           [&](Model& model, Metrics& metrics) {
-                             MeasureHeldOut(launcher, model, data, config, metrics);
-                             WriteSamples(launcher, model, data, config, SeedOfFlags());
-                           }});
+  return TrainProgram(
+      launcher, mesh,
+      {.about = data.name,
+       .samples = data.train,
+       .held_out = data.held_out,
+       .unit = "pictures",
+       .loss = [&](Model& model) { return Loss(model, data, config); },
+       .optimizer = AdamW{.lr = training_flags().lr, .weight_decay = picture_flags().weight_decay},
+       .model = ModelOptionsOfFlags(launcher),
+       .train = TrainOptionsOfFlags(),
+       .end =
+           [&](Model& model, Metrics& metrics) {
+             MeasureHeldOut(launcher, model, data, config, metrics);
+             WriteSamples(launcher, model, data, config, SeedOfFlags());
+           }});
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::SetDefault("weight_decay", "0");
-  oneflow_like::SetDefault("eval_batches", "16");
-  oneflow_like::SetDefault("steps", "2000");
-  oneflow_like::Launcher launcher(
-      &argc, &argv, "Trains a small diffusion model of pictures, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main([&] { return oneflow_like::TrainUnet(launcher); });
+  using namespace examples;
+  training_flags().unit = "pictures";
+  training_flags().steps = 2000;
+  picture_flags().weight_decay = 0;
+  return ProgramMain(
+      argc, argv, "Trains a small diffusion model of pictures, on any mesh of axes dp, tp and pp.",
+      {ModelGroup(), PictureGroup()}, [](const Launcher& launcher) { return TrainUnet(launcher); });
 }

@@ -5,7 +5,7 @@
 
 #include "core/random.h"
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 constexpr double kPi = 3.14159265358979323846;
@@ -114,4 +114,4 @@ void NoisyPictures::Read(const SampleId& id, std::span<void* const> to) const {
   *static_cast<int32_t*>(to[2]) = static_cast<int32_t>(time);
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

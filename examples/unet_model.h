@@ -10,7 +10,9 @@
 #include "oneflow_like/data/source.h"
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct UnetConfig {
   int64_t width = 16;    // channels at full size; twice as many at half of it, four times at a quarter
@@ -44,4 +46,4 @@ class NoisyPictures final : public SampleSource {
   const std::vector<SampleField> fields_;
 };
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -1,7 +1,5 @@
 // Trains a Vision Transformer to name pictures, on any mesh of axes dp, tp and pp.
 //   build/examples/vit --size=tiny --mesh=cpu:tp=2,pp=2 --micro_batches=4
-#include <gflags/gflags.h>
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -10,33 +8,42 @@
 
 #include "examples/vit_huggingface.h"
 #include "examples/vit_model.h"
-#include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/huggingface_run.h"
 #include "oneflow_like/program/training_flags.h"
 #include "oneflow_like/program/vision_program.h"
 
-DEFINE_string(size, "tiny", "tiny, small or base");
-DEFINE_int64(layers, 0, "blocks; 0: of the size");
-DEFINE_int64(patch, 0, "pixels; 0: 16, of small pictures 4");
-DEFINE_double(dropout, 0, "probability of dropping");
-
-DECLARE_int64(image_size);
-
-namespace oneflow_like {
+namespace examples {
 namespace {
+
+using namespace oneflow_like;
+
+struct Flags {
+  std::string size = "tiny";
+  int64_t layers = 0, patch = 0;
+  double dropout = 0;
+} flags;
+
+FlagGroup ModelGroup() {
+  return {"model",
+          "Model",
+          {{"size", &flags.size, "Chooses the model: tiny, small or base.", {}, kCommon | kKept},
+           {"layers", &flags.layers, "Sets the number of blocks; 0 takes that of --size.", RangeOf(0, 10'000),
+            kCommon | kKept},
+           {"patch", &flags.patch,
+            "Sets the pixels along a side of a patch; 0 means 16, and 4 for small pictures.",
+            RangeOf(0, 1 << 14), kKept},
+           {"dropout", &flags.dropout, "Drops values with this probability in training.", RangeBelow(0, 1),
+            kKept}}};
+}
 
 // The model's size: by the flags, or what --load_hf says, which decides alone but for the classes. What no
 // flag says is that of the model that the run begins with.
 VitFolder VitOfFlags(const PictureShape& shape, const HuggingFaceConfig* theirs) {
-  CheckRange<int64_t>("--layers", FLAGS_layers, 0, 10'000);
-  CheckRange<int64_t>("--patch", FLAGS_patch, 0, 1 << 14);
-  if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1))
-    Fail("--dropout is ", FLAGS_dropout, ", must lie in [0, 1)");
   VitFolder vit;
-  if (FLAGS_load_hf.empty()) {
-    vit.config = VitOfSize(FLAGS_size, shape.height);
-    if (FLAGS_layers > 0) vit.config.layers = FLAGS_layers;
-    if (FLAGS_patch > 0) vit.config.patch = FLAGS_patch;
+  if (hugging_face_flags().load_hf.empty()) {
+    vit.config = VitOfSize(flags.size, shape.height);
+    if (flags.layers > 0) vit.config.layers = flags.layers;
+    if (flags.patch > 0) vit.config.patch = flags.patch;
     if (theirs) vit.config.norm_eps = ReadVitConfig(*theirs).config.norm_eps;
     vit.side = shape.height;
     vit.channels = shape.channels;
@@ -45,15 +52,16 @@ VitFolder VitOfFlags(const PictureShape& shape, const HuggingFaceConfig* theirs)
            " x ", shape.width);
   } else {
     for (const char* flag : {"size", "layers", "patch"})
-      if (IsGiven(flag)) Fail("--", flag, ": --load_hf=", FLAGS_load_hf, " says how large the model is");
+      if (IsGiven(flag))
+        Fail("--", flag, ": --load_hf=", hugging_face_flags().load_hf, " says how large the model is");
     vit = ReadVitConfig(*theirs);
     if (vit.side != shape.height || vit.side != shape.width || vit.channels != shape.channels)
       Fail("pictures are of ", shape.height, " x ", shape.width, " x ", shape.channels,
-           ", but the model of --load_hf=", FLAGS_load_hf, " reads ", vit.side, " x ", vit.side, " x ",
-           vit.channels);
+           ", but the model of --load_hf=", hugging_face_flags().load_hf, " reads ", vit.side, " x ",
+           vit.side, " x ", vit.channels);
   }
   vit.config.classes = shape.classes;
-  vit.config.dropout = FLAGS_dropout;
+  vit.config.dropout = flags.dropout;
   return vit;
 }
 
@@ -84,11 +92,12 @@ VisionModel ModelOfFlags(const Launcher& launcher, const PictureShape& shape, co
   const std::string config = VitConfigText(vit, theirs);
   std::string line = config;
   std::erase(line, '\n');
-  VisionModel model{.logits = [vit](Scope scope, Tensor images,
-                                    bool training) { return VitLogits(scope, images, vit.config, training); },
-                    .optimizer = AdamW{.lr = FLAGS_lr, .weight_decay = FLAGS_weight_decay},
-                    .state = {{kConfigFile, line}},
-                    .files = files.others};
+  VisionModel model{
+      .logits = [vit](Scope scope, Tensor images,
+                      bool training) { return VitLogits(scope, images, vit.config, training); },
+      .optimizer = AdamW{.lr = training_flags().lr, .weight_decay = picture_flags().weight_decay},
+      .state = {{kConfigFile, line}},
+      .files = files.others};
   VitFolder there = vit;
   if (!classes.same) there.config.classes = 0;  // pictures of other things: the output begins anew
   const std::shared_ptr<VariableSource> weights = OpenHuggingFace(launcher, VitFormat(there));
@@ -125,8 +134,8 @@ PictureScale ScaleIn(const ModelFiles& files) {
 int TrainVit(const Launcher& launcher) {
   CheckHuggingFaceFlags();
   const ModelFiles files = FilesOfBeginning(launcher);
-  if (!FLAGS_load_hf.empty() && !IsGiven("image_size") && FLAGS_idx.empty())
-    FLAGS_image_size = ReadVitConfig(*files.config).side;
+  if (!hugging_face_flags().load_hf.empty() && !IsGiven("image_size") && picture_flags().idx.empty())
+    picture_flags().image_size = ReadVitConfig(*files.config).side;
   RequireHuggingFaceFolder(launcher);
   return TrainVisionModel(
       launcher, [&](const PictureShape& shape) { return ModelOfFlags(launcher, shape, files); },
@@ -134,11 +143,14 @@ int TrainVit(const Launcher& launcher) {
 }
 
 }  // namespace
-}  // namespace oneflow_like
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  oneflow_like::Launcher launcher(
-      &argc, &argv, "Trains a Vision Transformer to name pictures, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main([&] { return oneflow_like::TrainVit(launcher); });
+  using namespace examples;
+  training_flags().unit = "pictures";
+  training_flags().eval_batches = 1000;
+  return ProgramMain(argc, argv,
+                     "Trains a Vision Transformer to name pictures, on any mesh of axes dp, tp and pp.",
+                     {ModelGroup(), PictureGroup(), HuggingFaceGroup()},
+                     [](const Launcher& launcher) { return TrainVit(launcher); });
 }

@@ -7,7 +7,7 @@
 
 #include "oneflow_like/text/utf8.h"
 
-namespace oneflow_like {
+namespace examples {
 namespace {
 
 using nlohmann::json;
@@ -158,4 +158,4 @@ ModelFormat VitFormat(const VitFolder& vit) {
           }};
 }
 
-}  // namespace oneflow_like
+}  // namespace examples

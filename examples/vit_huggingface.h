@@ -8,7 +8,9 @@
 #include "oneflow_like/checkpoint/huggingface.h"
 #include "oneflow_like/program/huggingface_config.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 // A model and the square pictures that it reads, whose size its positions depend on.
 struct VitFolder {
@@ -34,4 +36,4 @@ std::vector<std::string> VitLabels(const HuggingFaceConfig& file);
 // Reads any folder, with 0 classes without the output; writes weights of this model.
 ModelFormat VitFormat(const VitFolder& vit);
 
-}  // namespace oneflow_like
+}  // namespace examples

@@ -1,6 +1,6 @@
 #include "examples/vit_model.h"
 
-namespace oneflow_like {
+namespace examples {
 
 VitConfig VitOfSize(const std::string& size, int64_t side) {
   VitConfig config;
@@ -17,7 +17,7 @@ VitConfig VitOfSize(const std::string& size, int64_t side) {
   return config;
 }
 
-Tensor VitLogits(Scope scope, Tensor images, const VitConfig& c, bool training) {
+Tensor VitTokens(Scope scope, Tensor images, const VitConfig& c, bool training) {
   const Dims shape = images.shape();
   if (c.patch < 1 || shape[1] % c.patch != 0 || shape[2] % c.patch != 0)
     Fail("vit: patches of ", c.patch, " pixels do not divide pictures of ", shape[1], " x ", shape[2]);
@@ -40,10 +40,15 @@ Tensor VitLogits(Scope scope, Tensor images, const VitConfig& c, bool training) 
   block.mlp.activation = [](Tensor y) { return gelu_erf(y); };
   block.dropout = training ? c.dropout : 0;
   block.norm_eps = c.norm_eps;
-  x = nn::layers(scope, dropout(x, block.dropout), c.layers,
-                 [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
-  x = nn::LayerNorm(scope / "norm", squeeze(slice(x, 1, 0, 1), 1), block.norm_eps);
-  return nn::Linear(scope / "classes", x, c.classes, {.init = init, .parallel = nn::Parallel::kColumns});
+  return nn::layers(scope, dropout(x, block.dropout), c.layers,
+                    [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
 }
 
-}  // namespace oneflow_like
+Tensor VitLogits(Scope scope, Tensor images, const VitConfig& c, bool training) {
+  Tensor x = VitTokens(scope, images, c, training);
+  x = nn::LayerNorm(scope / "norm", squeeze(slice(x, 1, 0, 1), 1), c.norm_eps);
+  return nn::Linear(scope / "classes", x, c.classes,
+                    {.init = TruncatedNormal(0.02), .parallel = nn::Parallel::kColumns});
+}
+
+}  // namespace examples

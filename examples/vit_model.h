@@ -7,7 +7,9 @@
 
 #include "oneflow_like/oneflow_like.h"
 
-namespace oneflow_like {
+namespace examples {
+
+using namespace oneflow_like;
 
 struct VitConfig {
   int64_t layers = 12, width = 192, heads = 3;
@@ -22,9 +24,13 @@ struct VitConfig {
 // pixels of 4. Throws Error for other names.
 VitConfig VitOfSize(const std::string& size, int64_t side);
 
+// images f32[n h w c] -> f32[n, 1 + patches, width]: what the blocks make of a token and the patches behind
+// it.
+Tensor VitTokens(Scope scope, Tensor images, const VitConfig& config, bool training);
+
 // images f32[n h w c] -> logits f32[n classes], read from a token that stands before the patches. Heads, the
 // inner axis of the feed-forward layers and the classes are cut over mesh axis tp, blocks are spread over pp.
 // Throws Error when patches do not divide the picture.
 Tensor VitLogits(Scope scope, Tensor images, const VitConfig& config, bool training);
 
-}  // namespace oneflow_like
+}  // namespace examples
