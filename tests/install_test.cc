@@ -1,7 +1,7 @@
 // What cmake --install leaves: a project of somebody else's (tests/consumer) is built against it and trains,
 // wherever it was moved to; what is missing there is named. Of the build that this test is part of, without
 // the CUDA backend.
-// ctest: seconds=20 long=60 programs=gpt,oneflow_like
+// ctest: seconds=20 long=150 programs=gpt,oneflow_like
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -87,8 +87,16 @@ TEST_F(InstallTest, HasTheHeadersThatItsHeadersIncludeAndNoOthers) {
                                     "oneflow_like/text/tokenizers.h",
                                     "oneflow_like/text/utf8.h",
                                     "oneflow_like/generation/generator.h"};
-  for (const char* name : {"source", "pipeline", "tokens", "images", "idx", "clicks"})
+  for (const char* name : {"source", "pipeline", "tokens", "images", "idx", "clicks", "files", "token_files"})
     included.insert(std::string("oneflow_like/data/") + name + ".h");
+  for (const char* name :
+       {"program", "training_flags", "language_model", "language_flags", "vision_program", "picture_data",
+        "data", "synthetic", "huggingface_config", "huggingface_run", "precision"})
+    included.insert(std::string("oneflow_like/program/") + name + ".h");
+  for (const char* name :
+       {"oneflow_like/checkpoint/tools.h", "oneflow_like/checkpoint/reader.h", "oneflow_like/job/agreement.h",
+        "core/one_line.h", "core/system/text_lines.h", "sbp/boxing.h"})
+    included.insert(name);
   std::set<std::string> headers;
   for (const fs::path& file : Files()) {
     if (file.extension() != ".h") continue;
@@ -99,6 +107,20 @@ TEST_F(InstallTest, HasTheHeadersThatItsHeadersIncludeAndNoOthers) {
       included.insert((*it)[1]);
   }
   EXPECT_EQ(headers, included);
+}
+
+TEST_F(InstallTest, TheExamplesIncludeInstalledHeadersAlone) {
+  const fs::path include = prefix() + "/include/oneflow_like";
+  int includes = 0;
+  for (const auto& entry : fs::directory_iterator(OFL_SOURCE_DIR "/examples")) {
+    if (entry.path().extension() != ".cc" && entry.path().extension() != ".h") continue;
+    const std::string text = TextOf(entry.path());
+    const std::regex line("#include \"([^\"]+)\"");
+    for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it, ++includes)
+      EXPECT_TRUE((*it)[1].str().starts_with("examples/") || fs::exists(include / (*it)[1].str()))
+          << entry.path() << " includes " << (*it)[1];
+  }
+  EXPECT_GT(includes, 100);
 }
 
 TEST_F(InstallTest, AProjectOfSomebodyElsesTrains) {
@@ -187,6 +209,21 @@ TEST_F(InstallTest, ABuildForThisProcessorIsNotInstalled) {
   EXPECT_FALSE(fs::exists(*folder_ / "refused"));
 }
 
+// The default build is for other machines, too, and installing it is not refused.
+TEST_F(InstallTest, TheDefaultBuildIsInstalled) {
+  const ShellOutcome o = Configure(OFL_SOURCE_DIR, "default", "-DOFL_CUDA=OFF");
+  ASSERT_EQ(o.code, 0) << o.output;
+  int kernels = 0;
+  for (const std::string& line : LinesOf(TextOf(*folder_ / "default/compile_commands.json")))
+    if (line.find("\"command\"") != std::string::npos &&
+        line.find("oneflow_like_ops_cpu") != std::string::npos) {
+      EXPECT_EQ(line.find("-march=native"), std::string::npos) << line;
+      ++kernels;
+    }
+  EXPECT_GT(kernels, 4);
+  EXPECT_EQ(TextOf(*folder_ / "default/cmake_install.cmake").find("OFL_INSTALL_NATIVE"), std::string::npos);
+}
+
 // Whatever program is added to examples/ is installed with the others.
 TEST_F(InstallTest, EveryProgramIsInstalled) {
   const std::string rules = TextOf(OFL_BINARY_DIR "/examples/cmake_install.cmake");
@@ -267,59 +304,58 @@ TEST_F(InstallTest, ABuildWithoutTestsNeedsNoTestPackagesAndRunsOnOtherMachines)
   EXPECT_GE(packages, 6);
 }
 
-// The models of examples/ need no header that is not installed; one trains on two meshes with one loss curve.
+// The programs of examples/ and that of docs/your_own_program.md need nothing that is not installed; they
+// learn as those that were built here.
 using LongInstallTest = InstallTest;
-TEST_F(LongInstallTest, ModelsOfTheExamplesAreBuiltAgainstIt) {
-  const fs::path project = *folder_ / "models";
+TEST_F(LongInstallTest, TheProgramsOfTheExamplesAreBuiltAgainstIt) {
+  const fs::path project = *folder_ / "programs";
   fs::create_directories(project / "examples");
-  int models = 0;
+  std::string programs;
   for (const auto& entry : fs::directory_iterator(OFL_SOURCE_DIR "/examples")) {
-    const std::string name = entry.path().filename();
-    // saved_model is about files of the programs, not a model.
-    if (name.find("_model.") == std::string::npos || name.starts_with("saved_")) continue;
+    if (entry.path().extension() != ".cc" && entry.path().extension() != ".h") continue;
     fs::copy(entry.path(), project / "examples");
-    models += entry.path().extension() == ".cc";
+    if (TextOf(entry.path()).find("\nint main(") != std::string::npos)
+      programs += " " + entry.path().stem().string();
   }
-  EXPECT_GE(models, 8);
-  folder_->Write("models/CMakeLists.txt", R"(
+  EXPECT_GE(std::count(programs.begin(), programs.end(), ' '), 13) << programs;
+  folder_->Write("programs/CMakeLists.txt", R"cmake(
 cmake_minimum_required(VERSION 3.22)
-project(models CXX)
+project(programs CXX)
 find_package(oneflow_like REQUIRED)
-file(GLOB sources examples/*.cc)
-add_executable(models main.cc ${sources})
-target_include_directories(models PRIVATE .)
-target_link_libraries(models PRIVATE oneflow_like::oneflow_like)
-)");
-  folder_->Write("models/main.cc", R"(
-#include <cstdio>
-#include <vector>
-
-#include "examples/gpt_model.h"
-
-using namespace oneflow_like;
-
-int main(int, char** argv) {
-  Model model(Mesh::Parse(argv[1]));
-  const GptConfig config = {.layers = 2, .width = 32, .heads = 4, .context = 8, .vocabulary = 16};
-  Tensor tokens = model.Input("tokens", {4, 8}, DType::kInt32, {{"dp", S(0)}});
-  Tensor targets = model.Input("targets", {4, 8}, DType::kInt32, {{"dp", S(0)}});
-  Session train = Train(GptLoss(model.scope(), tokens, targets, config), AdamW(1e-2));
-  std::vector<int32_t> ids(32), next(32);
-  for (int i = 0; i < 32; ++i) ids[i] = i * 5 % 16, next[i] = (i + 1) * 5 % 16;
-  for (int step = 0; step < 5; ++step)
-    std::printf("%.4f\n", train.Run({{"tokens", ToHost(ids, {4, 8})}, {"targets", ToHost(next, {4, 8})}}).Scalar("loss"));
-}
-)");
-  const ShellOutcome o = Configure(project, "models/build", "-DCMAKE_BUILD_TYPE=Debug");
+set(programs)cmake" + programs + R"cmake()
+list(TRANSFORM programs REPLACE "(.+)" "${CMAKE_CURRENT_SOURCE_DIR}/examples/\\1.cc" OUTPUT_VARIABLE mains)
+file(GLOB sources ${CMAKE_CURRENT_SOURCE_DIR}/examples/*.cc)
+list(REMOVE_ITEM sources ${mains})
+add_library(models STATIC ${sources})
+target_include_directories(models PUBLIC .)
+target_link_libraries(models PUBLIC oneflow_like::oneflow_like)
+foreach(program ${programs})
+  add_executable(${program} examples/${program}.cc)
+  target_link_libraries(${program} PRIVATE models)
+endforeach()
+)cmake");
+  const ShellOutcome o = Configure(project, "programs/build", "-DCMAKE_BUILD_TYPE=Debug");
   ASSERT_EQ(o.code, 0) << o.output;
-  const ShellOutcome built = Shell(OFL_CMAKE " --build " + *folder_ / "models/build" + " --parallel 2");
+  const ShellOutcome built = Shell(OFL_CMAKE " --build " + *folder_ / "programs/build" + " --parallel 2");
   ASSERT_EQ(built.code, 0) << built.output;
-  const ShellOutcome one = Shell(*folder_ / "models/build/models cpu:dp=1,tp=1,pp=1"),
-                     four = Shell(*folder_ / "models/build/models cpu:dp=2,tp=2,pp=1");
-  ASSERT_EQ(one.code, 0) << one.output;
-  ASSERT_EQ(four.code, 0) << four.output;
-  EXPECT_EQ(std::count(one.output.begin(), one.output.end(), '\n'), 5) << one.output;
-  EXPECT_EQ(one.output, four.output);
+  const std::string train = "/gpt --text=" OFL_SOURCE_DIR
+                            "/README.md --layers=2 --width=16 --heads=2 --context=16 --batch=4 --steps=3 "
+                            "--eval_batches=0 --sample_tokens=0 --mesh=cpu:dp=2,tp=2 --log_json=";
+  ASSERT_EQ(Shell(*folder_ / "programs/build" + train + *folder_ / "theirs").code, 0);
+  ASSERT_EQ(Shell(OFL_BINARY_DIR "/examples" + train + *folder_ / "ours").code, 0);
+  EXPECT_EQ(LossesOf(*folder_ / "theirs").size(), 3u);
+  EXPECT_EQ(LossesOf(*folder_ / "theirs"), LossesOf(*folder_ / "ours"));
+}
+
+TEST_F(LongInstallTest, AProgramOfOnesOwnIsBuiltAgainstIt) {
+  const ShellOutcome o =
+      Configure(OFL_SOURCE_DIR "/tests/own_program", "spirals", "-DCMAKE_BUILD_TYPE=Debug");
+  ASSERT_EQ(o.code, 0) << o.output;
+  const ShellOutcome built = Shell(OFL_CMAKE " --build " + *folder_ / "spirals");
+  ASSERT_EQ(built.code, 0) << built.output;
+  const ShellOutcome ran = Shell(*folder_ / "spirals/spirals --mesh=cpu:dp=2,tp=2");
+  EXPECT_EQ(ran.code, 0) << ran.output;
+  EXPECT_NE(ran.output.find(" of 1000 points right"), std::string::npos) << ran.output;
 }
 
 // README's operator is the one that was compiled here, and so is its kernel for GPUs.

@@ -56,6 +56,7 @@ const std::map<std::string, std::string> kRoomOfHeader = {
     {"checkpoint.h", "checkpoint"}, {"session.h", "session"},      {"simulate.h", "simulate"},
     {"calibrate.h", "simulate"},    {"plan_search.h", "planner"},  {"metrics.h", "launch"},
     {"launcher.h", "launch"},       {"interruptions.h", "launch"}, {"oneflow_like.h", "launch"},
+    {"flags.h", "launch"},
 };
 
 // The room of a path in this layer, empty for none.
@@ -212,7 +213,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>> kUnities = {
     {"oneflow_like",
      {"oneflow_like/text", "oneflow_like/model", "oneflow_like/job", "oneflow_like/checkpoint",
       "oneflow_like/session", "oneflow_like/report", "oneflow_like/simulate", "oneflow_like/planner",
-      "oneflow_like/generation", "oneflow_like/launch"}},
+      "oneflow_like/generation", "oneflow_like/launch", "oneflow_like/program"}},
 };
 
 // Names that a source file defines in unnamed namespaces. Aliases may be written again: they say the same.

@@ -57,7 +57,7 @@ failed=
 part() {
   name=$1 folder=$2 begin=$(date +%s)
   # shellcheck disable=SC2086  # lists of words on purpose
-  if ! { cmake -S . -B "$folder" -G Ninja -DOFL_SANITIZE="$3" $times && cmake --build "$folder" --target $4; }; then
+  if ! { cmake -S . -B "$folder" -G Ninja -DOFL_NATIVE=ON -DOFL_SANITIZE="$3" $times && cmake --build "$folder" --target $4; }; then
     echo "$name: NOT BUILT" >> $results/summary
     failed="$failed $name"
     return

@@ -75,8 +75,8 @@ TEST(AsynchronousDeviceTest, OneLossCurveOnVirtualDevices) {
   }
 }
 
-// The next step waits until the devices' memory has been read; the files are what a run that stands still
-// writes.
+// What is saved is copied beside the steps that follow, whose updates wait for it; the files are what a run
+// that stands still writes.
 TEST(AsynchronousDeviceTest, ASaveSeesOneMoment) {
   const std::string folder = testing::TempDir() + "/asynchronous_device_test." + std::to_string(getpid());
   auto save = [&](uint64_t seed, int after, const std::string& to) {

@@ -94,6 +94,27 @@ TEST(RuntimeStore, AnArenaThatCannotGrowIsAsItWas) {
   }
 }
 
+// Its bytes are of the other memory then, and the device has them again.
+TEST(RuntimeStore, AVariableMovesToTheHostWhereAPlanWantsItThere) {
+  SmallStore small(100'000);
+  KernelRegistry registry = TestRegistry();
+  plan::Plan plan = PlanOfOne(0);
+  small.store->Prepare(plan, registry);
+  const int64_t bytes = plan.variable(0).bytes(), before = small.store->PersistentBytes(0);
+  const int64_t left = small.device->left();
+  char* const there = static_cast<char*>(small.store->Variable(0, "w"));
+  const std::string values(there, there + small.store->Find(0, "w")->box.elements() * sizeof(float));
+  EXPECT_EQ(small.store->PersistentBytes(0, "host"), 0);
+  plan.mutable_variable(0)->set_memory("host");
+  for (int again = 0; again < 2; ++again) {
+    small.store->Prepare(plan, registry);
+    EXPECT_EQ(small.store->PersistentBytes(0), before - bytes);
+    EXPECT_EQ(small.store->PersistentBytes(0, "host"), bytes);
+    EXPECT_EQ(small.device->left(), left + bytes);
+    EXPECT_EQ(std::memcmp(small.store->Variable(0, "w"), values.data(), values.size()), 0);
+  }
+}
+
 // Every second buffer lies in the host's memory; each arena grows by itself.
 TEST(RuntimeStore, BuffersLieInArenasOfTwoMemories) {
   SmallStore small(100'000);
@@ -108,10 +129,12 @@ TEST(RuntimeStore, BuffersLieInArenasOfTwoMemories) {
   plan::Plan larger = plan;
   larger.mutable_arena(1)->set_bytes(2 * bytes);
   Runtime runtime({plan}, registry, small.store.get(), executor.get(), {});
-  EXPECT_EQ(small.store->ArenaBytes(0), 2 * bytes);
+  EXPECT_EQ(small.store->ArenaBytes(0), bytes);
+  EXPECT_EQ(small.store->ArenaBytes(0, "host"), bytes);
   const char* device = small.store->Arena(0);
   small.store->Prepare(larger, registry);
-  EXPECT_EQ(small.store->ArenaBytes(0), 3 * bytes);
+  EXPECT_EQ(small.store->ArenaBytes(0), bytes);
+  EXPECT_EQ(small.store->ArenaBytes(0, "host"), 2 * bytes);
   EXPECT_EQ(small.store->Arena(0), device);
   // What lies in one is not in the other: the kernels write to both.
   std::memset(small.store->Arena(0), 0x5a, bytes);

@@ -14,6 +14,8 @@
 
 namespace oneflow_like::bench {
 
+using namespace examples;
+
 // What this machine can do with so many threads, each measured on first use and then remembered.
 struct Ceiling {
   double sgemm = 0;  // flop/s of the best large square fp32 product

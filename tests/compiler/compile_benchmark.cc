@@ -11,6 +11,8 @@
 #include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 Session TrainGpt(Model* model, int dp, int layers) {

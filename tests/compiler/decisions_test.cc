@@ -25,12 +25,23 @@ class Draw {
     d.schedule = static_cast<PipelineSchedule>(Below(4));
     d.virtual_stages = 1 + Below(5);
     d.zero = Below(4);
-    d.recompute = static_cast<Recompute>(Below(3));
+    if (d.zero > 0 && d.mesh.rank() > 1) d.zero_axis = d.mesh.NameOf(Below(2) ? MeshAxes{0, 1} : MeshAxes{1});
+    if (d.mesh.rank() < 2) d.zero = 0;
+    d.recompute = kRecomputeModes[Below(5)];
     d.sequence_parallel = Below(2) == 1;
+    d.context_parallel = Below(2) == 1;
+    d.ulysses = Below(2) == 1;
+    if (Below(2)) d.logits_tile = Below(2000);
+    const std::array types = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+    if (Below(2)) d.reduce_dtype = types[Below(3)];
+    if (d.reduce_dtype && d.mesh.rank() > 1 && Below(2)) d.reduce_axis = d.mesh.NameOf(MeshAxes{Below(2)});
+    if (Below(2)) d.overlap = 1 + Below(64);
+    if (Below(2)) d.bucket = int64_t{Below(1 << 20)} << Below(40);
+    if (Below(2)) d.prefetch = Below(9);
     for (int i = Below(3); i > 0; --i)
       for (int stage = 1 + Below(4); stage > 0; --stage) d.stages[Name()].push_back(Below(9));
     std::erase_if(d.stages, [](const auto& stack) { return stack.second.empty(); });
-    for (int i = Below(5); i > 0; --i) d.waits[Name()] = static_cast<Recompute>(Below(3));
+    for (int i = Below(5); i > 0; --i) d.waits[Name()] = kRecomputeModes[Below(5)];
     for (int i = Below(6); i > 0; --i) {
       VariableCut& cut = d.cuts[Name()];
       for (int axis = 0; axis < d.mesh.rank(); ++axis) {
@@ -111,6 +122,21 @@ TEST(Decisions, BrokenTextIsRefusedOrReadsBack) {
   EXPECT_GT(refused, trials / 2);
 }
 
+// Plans of older builds say nothing of messages: a session's options count there.
+TEST(Decisions, WhatAnOlderPlanLacksIsLeftOpen) {
+  SavedPlan plan{.decisions = {.mesh = Mesh::Parse("cpu:dp=2")}, .model = "m", .machine = "n"};
+  const std::string old = ToText(plan);
+  plan.decisions.reduce_dtype = DType::kBFloat16;
+  plan.decisions.overlap = 2;
+  plan.decisions.bucket = 0;
+  plan.decisions.prefetch = 0;
+  const std::string text = ToText(plan), lines = "reduce_dtype bf16\noverlap 2\nbucket 0\nprefetch 0\n";
+  ASSERT_NE(text.find(lines), std::string::npos) << text;
+  EXPECT_EQ(std::string(text).replace(text.find(lines), lines.size(), ""), old);
+  const Decisions d = ParseSavedPlan(old).decisions;
+  EXPECT_FALSE(d.reduce_dtype || d.overlap || d.bucket || d.prefetch);
+}
+
 TEST(Decisions, RefusalsSayTheLine) {
   const std::string text =
       ToText(SavedPlan{.decisions = {.mesh = Mesh::Parse("cpu:dp=2")}, .model = "m", .machine = "n"});
@@ -124,12 +150,22 @@ TEST(Decisions, RefusalsSayTheLine) {
   EXPECT_EQ(error("micro_batches 1", "micro_batches 0"), "line 5: '0' is no number from 1 to 1048576");
   EXPECT_EQ(error("schedule 1f1b", "schedule fastest"),
             "line 6: 'fastest' is none of gpipe, 1f1b, interleaved, zero_bubble");
+  for (const char* bad : {"zero 3\n", "zero 0 over dp\n", "zero 4 over dp\n", "zero 1 over \n"})
+    EXPECT_EQ(error("zero 0\n", bad).substr(0, 7), "line 8:") << bad;
+  EXPECT_EQ(error("zero 0\n", "zero 1 over cp\n").substr(0, 16), "the line 'zero':");
   EXPECT_EQ(error("zero 0\n", ""), "the plan lacks its line 'zero'");
   EXPECT_EQ(error("zero 0\n", "zero 0\nzero 1\n"), "line 9: 'zero' is there twice");
   EXPECT_EQ(error("zero 0\n", "zero 0\nweight tp:S0 w\n").substr(0, 19), "line 9: a cut: mesh");
   EXPECT_EQ(error("zero 0\n", "zero 0\nweight dp:P w\n"), "line 9: a weight is cut or whole, not P");
-  EXPECT_EQ(error("zero 0\n", "zero 0\nwait auto w\n"), "line 9: 'auto' is none of none, selective, full");
+  EXPECT_EQ(error("zero 0\n", "zero 0\nwait auto w\n"),
+            "line 9: 'auto' is none of none, gather, selective, selective+gather, full, host");
   EXPECT_EQ(error("zero 0\n", "zero 0\ncolour red\n"), "line 9: a plan does not know 'colour'");
+  EXPECT_EQ(error("zero 0\n", "zero 0\nreduce_dtype i8\n"), "line 9: 'i8' is none of f32, bf16, f16");
+  EXPECT_EQ(error("zero 0\n", "zero 0\nreduce_dtype bf16 over \n"), "line 9: it names no axis of sums");
+  EXPECT_EQ(error("zero 0\n", "zero 0\nreduce_dtype bf16 over cp\n").substr(0, 24),
+            "the line 'reduce_dtype':");
+  EXPECT_EQ(error("zero 0\n", "zero 0\noverlap 0\n"), "line 9: '0' is no number from 1 to 1048576");
+  EXPECT_EQ(error("zero 0\n", "zero 0\nprefetch -1\n"), "line 9: '-1' is no number from 0 to 1048576");
   EXPECT_EQ(error("zero 0\n", "zero 0\r\n"),
             "line 8: it ends with a carriage return; lines end with a newline alone");
   EXPECT_EQ(error("zero 0\n", "zero 0\n\n"), "line 9: it is empty");

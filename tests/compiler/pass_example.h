@@ -6,6 +6,7 @@
 //   stage=3 small=4             of ZeRO; stage 1 unless given
 //   overlap=2 always=yes        products in chunks, whatever the estimate says; or with link=1e6 (bytes/s)
 //   dtype=bf16                  of mixed precision; f32 unless given
+//   reduce=bf16                 of gradients' sums over devices, beside optimizer=; f32 unless given
 //   budget=4096                 bytes of a device, for regions whose recomputation is auto
 //   node=2 levels=4,0           so many ranks reach each other's memory; links by level, each of which joins
 //   so
@@ -249,9 +250,11 @@ class PassRun {
     for (PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::kZeroBubble})
       if (example.Option("schedule", "1f1b") == Name(schedule)) options_.schedule = schedule;
     if (example.options.count("zero"))
-      options_.zero_axis = graph_.mesh().AxisOrFail(example.Option("zero", ""), "zero");
+      options_.zero_axes = graph_.mesh().AxesOrFail(example.Option("zero", ""), "zero");
     options_.zero_stage = std::stoi(example.Option("stage", "1"));
     options_.zero_small = std::stoi(example.Option("small", "4096"));
+    options_.offload = ParseOffload(example.Option("offload", ""), "offload");
+    options_.offload.small = options_.zero_small;
     options_.overlap.chunks = std::stoi(example.Option("overlap", "1"));
     options_.overlap.always = example.Option("always", "no") == "yes";
     if (example.options.count("link"))
@@ -259,9 +262,9 @@ class PassRun {
     if (example.options.count("node")) SetLinks();
     options_.algorithms = ParseWantedAlgorithms(example.Option("collective", ""), "collective");
     options_.bucket_bytes = std::stoi(example.Option("bucket", "0"));
-    options_.roles = {graph_.mesh().FindAxis(example.Option("batch", "")),
-                      graph_.mesh().FindAxis(example.Option("tensor", "")),
-                      graph_.mesh().FindAxis(example.Option("context", ""))};
+    options_.roles = {graph_.mesh().FindAxes(example.Option("batch", "")),
+                      graph_.mesh().FindAxes(example.Option("tensor", "")),
+                      graph_.mesh().FindAxes(example.Option("context", ""))};
     if (!ParseDType(example.Option("dtype", "f32"), &options_.dtype))
       Fail("there is no type ", example.Option("dtype", ""));
     SetTraining();
@@ -333,6 +336,8 @@ class PassRun {
     if (op == "sgd") options_.training = Training{Sgd{.lr = lr, .weight_decay = decay}, {}, clip};
     if (op == "adam") options_.training = Training{Adam{.lr = lr, .weight_decay = decay}, {}, clip};
     if (op == "adamw") options_.training = Training{AdamW{.lr = lr, .weight_decay = decay}, {}, clip};
+    if (const std::string to = example_.Option("reduce", ""); !to.empty())
+      if (!ParseDType(to, &options_.training.value().reduce_dtype)) Fail("there is no type ", to);
   }
 
   const PassExample& example_;

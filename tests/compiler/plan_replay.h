@@ -139,7 +139,8 @@ inline plan::Plan PlanOfSegments(const Meaning& meaning) {
       for (int slot = 0; slot < b.slots; ++slot, offset += 64) out->add_offset(offset);
     }
   }
-  plan.add_arena()->set_bytes(offset);
+  plan.add_arena()->set_memory("device");
+  plan.mutable_arena(0)->set_bytes(offset);
   for (size_t s = 0; s < logical.segments.size(); ++s) {
     const Segment& segment = logical.segments[s];
     plan::Actor* actor = plan.add_actor();
@@ -223,7 +224,8 @@ class Replay {
     const plan::Operand* operand = nullptr;
     const plan::Buffer* buffer = nullptr;
     int value = -1;
-    int64_t base = 0;  // of a variable, granules
+    int64_t base = 0;   // of a variable, granules
+    int64_t arena = 0;  // else where its arena begins
   };
   struct KernelState {
     const plan::Kernel* spec = nullptr;
@@ -259,7 +261,7 @@ class Replay {
     std::vector<Act> actors;
     std::vector<StreamState> streams;
     std::vector<Cell> memory;
-    int64_t arena = 0;  // granules
+    std::vector<int64_t> arenas;  // where each begins; then the end of the last one. In granules
   };
   // One thing that may go on: the head of a stream, or an actor.
   struct Unit {
@@ -278,10 +280,12 @@ class Replay {
     Rank& rank = ranks_.back();
     int number = static_cast<int>(ranks_.size()) - 1;
     rank.plan = &plan;
-    const int64_t arena = ArenaBytes(plan);  // the only one
-    if (arena % kGranule != 0) Wrong(Cat("an arena of ", arena, " bytes"));
-    rank.arena = arena / kGranule;
-    rank.memory.resize(rank.arena);
+    rank.arenas.push_back(0);
+    for (const plan::Arena& arena : plan.arena()) {
+      if (arena.bytes() % kGranule != 0) Wrong(Cat("an arena of ", arena.bytes(), " bytes"));
+      rank.arenas.push_back(rank.arenas.back() + arena.bytes() / kGranule);
+    }
+    rank.memory.resize(rank.arenas.back());
     std::map<std::string, int64_t> variables;
     for (const plan::Variable& v : plan.variable()) {
       variables[v.name()] = static_cast<int64_t>(rank.memory.size());
@@ -296,6 +300,7 @@ class Replay {
       if (b.offset_size() < b.slots() || b.slot_bytes() % kGranule != 0)
         Wrong(Cat("buffer '", b.name(), "' of ", b.slots(), " slots of ", b.slot_bytes(), " bytes lies at ",
                   b.offset_size(), " places"));
+      const int64_t arena = plan.arena(b.arena()).bytes();
       for (int64_t offset : b.offset())
         if (offset % kGranule != 0 || offset < 0 || offset + b.slot_bytes() > arena)
           Wrong(Cat("buffer '", b.name(), "' with slots of ", b.slot_bytes(), " bytes has one at ", offset,
@@ -335,7 +340,10 @@ class Replay {
           return Wrong(Cat(kernel.node(), " has ", operands.size(), " operands of ", values.size()));
         for (int i = 0; i < operands.size(); ++i) {
           Place p{&operands[i], buffers.at(operands[i].buffer()), values[i], -1};
-          if (IsVariable(*p.buffer)) p.base = variables.at(p.buffer->variable());
+          if (IsVariable(*p.buffer))
+            p.base = variables.at(p.buffer->variable());
+          else
+            p.arena = ranks_[number].arenas.at(p.buffer->arena());
           places->push_back(p);
         }
       };
@@ -346,7 +354,7 @@ class Replay {
       if (kernel.scratch_bytes() > 0) {
         k.scratch = {kernel.scratch_offset() / kGranule,
                      (kernel.scratch_offset() + kernel.scratch_bytes() + kGranule - 1) / kGranule};
-        if (kernel.scratch_offset() % kGranule != 0 || k.scratch.end > ranks_[number].arena)
+        if (kernel.scratch_offset() % kGranule != 0 || k.scratch.end > ranks_[number].arenas.at(1))
           Wrong(Cat("scratch of ", kernel.node(), " at ", kernel.scratch_offset()));
       }
       act->kernels.push_back(std::move(k));
@@ -590,7 +598,8 @@ class Replay {
     int64_t granules = (bytes + kGranule - 1) / kGranule;
     if (p.base >= 0) return {p.base, p.base + granules};
     int64_t message = a.k / std::max(1, p.operand->period()) + p.operand->skip();
-    int64_t begin = p.buffer->offset(static_cast<int>(message % p.buffer->offset_size())) / kGranule;
+    int64_t begin =
+        p.arena + p.buffer->offset(static_cast<int>(message % p.buffer->offset_size())) / kGranule;
     return {begin, begin + granules};
   }
 

@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
 
+#include "oneflow_like/plan_search.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
@@ -151,6 +153,7 @@ class RandomModel {
 struct Setting {
   std::string mesh;
   Zero zero;
+  Offload offload;
   TrainOptions options;
   bool train = true, adam = false;
   explicit Setting(uint64_t seed) {
@@ -166,19 +169,28 @@ struct Setting {
     if (dice(3) == 0) zero = {.axis = "dp", .stage = 1 + dice(3), .prefetch = dice(3), .small = 0};
     const int64_t buckets[] = {0, 64, 300, 2000, 25 << 20};
     zero.bucket_bytes = buckets[dice(5)];
-    options.recompute = static_cast<Recompute>(dice(3));
+    options.recompute = kRecomputeModes[dice(5)];
     if (dice(2)) options.overlap = {.chunks = 2 + dice(3), .always = true};
     if (dice(3) == 0) options.clip_norm = 1;
     if (dice(3) == 0) options.dtype = dice(2) ? DType::kBFloat16 : DType::kFloat16;
     train = dice(5) != 0;
     adam = dice(2) == 0;
+    if (dice(3) == 0) options.reduce_dtype = DType::kBFloat16;
+    if (dice(3) == 0) {
+      offload.activations = dice(2) == 0;
+      offload.optimizer = dice(2) == 0 ? 1 : 0;
+      offload.weights = dice(2) == 0;
+      offload.prefetch = dice(3);
+      offload.small = 8;
+    }
   }
   std::string str() const {
     return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight, " ",
                Name(options.schedule), options.exact_groups ? " exact groups" : "",
                zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " bucket=", zero.bucket_bytes,
                " recompute=", Name(options.recompute), " overlap=", options.overlap.chunks,
-               options.clip_norm > 0 ? " clipped " : " ", Name(options.dtype),
+               options.clip_norm > 0 ? " clipped " : " ", Name(options.dtype), " sums ",
+               Name(options.reduce_dtype), offload.any() ? Cat(" offload=", OffloadText(offload)) : "",
                train ? adam ? " AdamW" : " momentum" : " evaluation");
   }
 };
@@ -277,7 +289,8 @@ std::string UpdateAheadOfAReader(const Graph& graph) {
 void ExpectReadsOfWhatWasWritten(uint64_t models) {
   for (uint64_t seed = 0; seed < models; ++seed) {
     Setting setting(seed);
-    Model model(FullMesh(setting.mesh), {.zero = setting.zero, .operators = {WithScratch()}});
+    Model model(FullMesh(setting.mesh),
+                {.zero = setting.zero, .offload = setting.offload, .operators = {WithScratch()}});
     try {
       Session session = MakeSession(model, seed, setting);
       const Compiled& compiled = session.impl()->compiled;
@@ -294,7 +307,41 @@ void ExpectReadsOfWhatWasWritten(uint64_t models) {
 TEST(AnyOrderOfActs, ReadsWhatWasWrittenForIt) { ExpectReadsOfWhatWasWritten(60); }
 TEST(LongAnyOrderOfActs, ReadsWhatWasWrittenForIt) { ExpectReadsOfWhatWasWritten(150); }
 
+// The text of a plan repeats it where all that it decides is left at its default.
+TEST(AnyOrderOfActs, IsThatOfThePlanReadFromItsText) {
+  int repeated = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Setting setting(seed);
+    if (!setting.train) continue;
+    const auto hash = [&] {
+      Model model(FullMesh(setting.mesh), {.zero = setting.zero, .operators = {WithScratch()}});
+      const Session session = MakeSession(model, seed, setting);
+      return std::pair(session.impl()->compiled.logical.hash, ToText(session.Plan()));
+    };
+    const auto [acts, text] = hash();
+    PlanCandidate plan;
+    static_cast<Decisions&>(plan) = ParseSavedPlan(text).decisions;
+    const TrainOptions given = std::exchange(setting.options, {});
+    setting.options.steps_in_flight = given.steps_in_flight;
+    setting.options.exact_groups = given.exact_groups;
+    setting.options.clip_norm = given.clip_norm;
+    setting.options.dtype = given.dtype;
+    setting.options.overlap.always = given.overlap.always;
+    ModelOptions options;
+    options.zero.small = setting.zero.small;
+    plan.Set(&options, &setting.options);
+    setting.zero = options.zero;
+    const auto [again, text_again] = hash();
+    EXPECT_EQ(text_again, text) << "model " << seed;
+    EXPECT_EQ(again, acts) << "model " << seed << ": " << setting.str();
+    ++repeated;
+  }
+  EXPECT_GT(repeated, 30);
+}
+
 TEST(AnyOrderOfActs, OfATransformerReadsWhatWasWrittenForIt) {
+  Offload offload = ParseOffload("activations,optimizer,weights", "the test");
+  offload.small = 16;
   for (SmallGpt given : std::vector<SmallGpt>{
            {.mesh = "cpu:dp=1", .micro_batches = 3},
            {.mesh = "cpu:dp=2,tp=2", .micro_batches = 2, .zero_axis = "dp"},
@@ -306,7 +353,9 @@ TEST(AnyOrderOfActs, OfATransformerReadsWhatWasWrittenForIt) {
            .recompute = Recompute::kFull},
            {.mesh = "cpu:pp=4", .micro_batches = 6},
            {.mesh = "cpu:pp=2", .schedule = PipelineSchedule::kGPipe},
-           {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4}}) {
+           {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4},
+           {.mesh = "cpu:dp=2", .model_options = {.offload = offload}},
+           {.mesh = "cpu:dp=2,pp=2", .micro_batches = 3, .model_options = {.offload = offload}}}) {
     given.width = 16;
     given.context = 4;
     for (DType dtype : {DType::kFloat32, DType::kFloat16}) {

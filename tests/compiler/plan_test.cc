@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "compiler/passes/passes.h"
+#include "compiler/plan/lifetimes.h"
 #include "core/device/device.h"
 #include "tests/actor/plan_builder.h"
 #include "tests/oneflow_like/small_gpt.h"
@@ -344,7 +345,8 @@ TEST(Placement, UnderSchedules) { ExpectPlacedUnderSchedules(false); }
 TEST(LongPlacement, UnderEverySchedule) { ExpectPlacedUnderSchedules(true); }
 
 // One act that writes and reads buffers, whose numbers follow no order: the bound is the largest sum of bytes
-// that any kernel needs at once in each arena, counted here kernel by kernel.
+// that any kernel needs at once in the first arena, the device's, counted here kernel by kernel; none of the
+// others has less.
 TEST(Placement, TheLowerBoundIsWhatSomeKernelNeeds) {
   std::mt19937 random(11);
   for (int round = 0; round < 200; ++round) {
@@ -368,9 +370,11 @@ TEST(Placement, TheLowerBoundIsWhatSomeKernelNeeds) {
       for (int k = first; k <= last; ++k) needed[arena][k] += b.plan().buffer(id).slot_bytes();
     }
     b.Stream("compute", {0});
-    int64_t bound = 0;
-    for (const auto& of : needed) bound += *std::max_element(of.begin(), of.end());
-    EXPECT_EQ(PlaceMemory(&b.plan()), bound) << "round " << round;
+    const auto most = [&](int arena) {
+      return *std::max_element(needed[arena].begin(), needed[arena].end());
+    };
+    EXPECT_EQ(PlaceMemory(&b.plan()), most(0)) << "round " << round;
+    for (int a = 1; a < arenas; ++a) EXPECT_GE(b.plan().arena(a).bytes(), most(a)) << "round " << round;
     std::vector<int64_t> end(arenas, 0);
     for (const plan::Buffer& buffer : b.plan().buffer())
       end[buffer.arena()] = std::max(end[buffer.arena()], buffer.offset(0) + buffer.slot_bytes());
@@ -388,6 +392,52 @@ std::vector<std::string> SerialisedPlans(int threads) {
   for (int rank = 0; rank < 8; ++rank)
     plans.push_back(PlanOf(session.impl()->compiled, rank).plan.SerializeAsString());
   return plans;
+}
+
+// An act beside the computation copies two values, one after the other. A kernel that waits for the first
+// copy does not say that the second one is made.
+TEST(Placement, WhatIsCopiedBesideLastsUntilTheActHasEnded) {
+  plan::Plan plan;
+  plan.add_stream()->set_kind(plan::COMPUTE);
+  plan.add_stream()->set_kind(plan::TO_HOST);
+  for (int id = 0; id < 4; ++id) plan.add_buffer()->set_id(id);
+  const auto add_actor = [&](int stream, int kernels) {
+    plan::Actor* actor = plan.add_actor();
+    actor->set_id(plan.actor_size() - 1);
+    actor->set_stream(stream);
+    actor->set_acts(1);
+    actor->add_position(actor->id());
+    for (int k = 0; k < kernels; ++k) actor->add_kernel();
+    plan.mutable_stream(stream)->add_actor(actor->id());
+    return actor;
+  };
+  plan::Actor *makes = add_actor(0, 2), *copies = add_actor(1, 2), *next = add_actor(0, 1),
+              *last = add_actor(0, 1);
+  for (int k : {0, 1}) {
+    makes->mutable_kernel(k)->add_out()->set_buffer(k);
+    copies->mutable_kernel(k)->add_in()->set_buffer(k);
+    copies->mutable_kernel(k)->add_out()->set_buffer(2 + k);
+  }
+  int edges = 0;
+  const auto connect = [&](plan::Actor* writer, int kernel, plan::Actor* reader) {
+    plan::Port *out = writer->add_out(), *in = reader->add_in();
+    for (plan::Port* port : {out, in}) port->set_edge(edges), port->set_period(1);
+    out->set_kernel(kernel);
+    out->set_peer(reader->id());
+    in->set_peer(writer->id());
+    ++edges;
+  };
+  connect(makes, 1, copies);
+  connect(copies, 0, next);
+  connect(copies, 1, last);
+  const Lifetimes found = FindLifetimes(plan);
+  EXPECT_EQ(found.positions, 4);
+  for (int made : {0, 1}) {
+    const Lifetime& life = found.buffers[made];
+    ASSERT_TRUE(life.bounded);
+    EXPECT_EQ(life.messages[0].begin, made);
+    EXPECT_EQ(life.messages[0].end, found.starts[next->id()][0]);
+  }
 }
 
 TEST(Placement, PlansDoNotDependOnTheMachine) {

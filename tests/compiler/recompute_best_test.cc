@@ -1,11 +1,14 @@
 // Recompute::kAuto: plans are about as fast as the best there are that fit, and no budget gives a slower plan
 // or a smaller peak than one below it.
-// ctest: seconds=166 long=350
+// ctest: seconds=220 long=480
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -15,6 +18,7 @@
 #include "compiler/search/choose_recompute.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/blocks.h"
+#include "oneflow_like/model/topology_file.h"
 #include "tests/compiler/recompute_budget.h"
 
 namespace oneflow_like {
@@ -56,10 +60,10 @@ class LayerByLayer {
   }
 
   // What the compiler chooses within a budget. It searches once for all budgets.
-  std::map<std::string, Recompute> ChoiceWithin(int64_t budget) {
-    if (!search_) search_ = std::make_unique<RecomputeSearch>(graph_[0], options_);
-    return search_->Within(budget).waits;
-  }
+  std::map<std::string, Recompute> ChoiceWithin(int64_t budget) { return Search().Within(budget).waits; }
+  RecomputeSearch SearchBeside(const BytesBeside& beside) const { return {graph_[0], options_, beside}; }
+  // Of a layer, those that keep most first.
+  const std::vector<Recompute>& modes() { return Search().modes(); }
 
   size_t layers() const { return layers_.size(); }
 
@@ -78,6 +82,11 @@ class LayerByLayer {
   }
 
  private:
+  RecomputeSearch& Search() {
+    if (!search_) search_ = std::make_unique<RecomputeSearch>(graph_[0], options_);
+    return *search_;
+  }
+
   GptProgram program_;
   Session session_;
   CompileOptions options_;    // that leave all layers to the compiler
@@ -86,14 +95,27 @@ class LayerByLayer {
   std::unique_ptr<RecomputeSearch> search_;
 };
 
-constexpr Recompute kEach[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+// Where other ranks of a stage hold more than its first one, they say which plan is the smallest.
+TEST(RecomputeBest, TheSmallestIsThatOfAllRanks) {
+  const LayerByLayer program({.mesh = "cpu:dp=2", .micro_batches = 2, .layers = 3});
+  // The second rank holds more the more is computed again.
+  RecomputeSearch search = program.SearchBeside([](const plan::Plan& plan) {
+    int64_t kernels = 0;
+    for (const plan::Actor& actor : plan.actor()) kernels += actor.kernel_size();
+    return plan.rank() == 0 ? 0 : kernels << 20;
+  });
+  const WaitChoice none = search.All(Recompute::kNone), full = search.All(Recompute::kFull);
+  EXPECT_LT(full.bytes.at(0), none.bytes.at(0));
+  EXPECT_LT(none.bytes.at(1), full.bytes.at(1));
+  EXPECT_LE(search.Within(1).peak(), none.peak());
+}
 
-std::vector<std::vector<Recompute>> AllChoices(size_t layers) {
+std::vector<std::vector<Recompute>> AllChoices(size_t layers, const std::vector<Recompute>& modes) {
   std::vector<std::vector<Recompute>> all(1);
   for (size_t l = 0; l < layers; ++l) {
     std::vector<std::vector<Recompute>> longer;
     for (const auto& choice : all)
-      for (Recompute r : kEach) {
+      for (Recompute r : modes) {
         longer.push_back(choice);
         longer.back().push_back(r);
       }
@@ -103,15 +125,19 @@ std::vector<std::vector<Recompute>> AllChoices(size_t layers) {
 }
 
 // Half of them with any mode for each layer, half with layers of one mode in a row; and those of one mode.
-std::vector<std::vector<Recompute>> DrawnChoices(size_t layers, int count, uint64_t seed) {
+std::vector<std::vector<Recompute>> DrawnChoices(size_t layers, const std::vector<Recompute>& modes,
+                                                 int count, uint64_t seed) {
   std::vector<std::vector<Recompute>> all;
-  for (Recompute r : kEach) all.push_back(std::vector<Recompute>(layers, r));
+  for (Recompute r : modes) all.push_back(std::vector<Recompute>(layers, r));
   std::mt19937_64 draw(seed);
   for (int i = 0; i < count; ++i) {
     std::vector<Recompute> choice;
     size_t full = draw() % (layers + 1), selective = draw() % (layers + 1);
     for (size_t l = 0; l < layers; ++l)
-      choice.push_back(i % 2 ? kEach[draw() % 3] : kEach[l < full ? 2 : l < full + selective ? 1 : 0]);
+      choice.push_back(i % 2 ? modes[draw() % modes.size()]
+                             : modes[l < full               ? modes.size() - 1
+                                     : l < full + selective ? modes.size() / 2
+                                                            : 0]);
     all.push_back(std::move(choice));
   }
   return all;
@@ -147,7 +173,7 @@ void ExpectNearTheBest(const SmallGpt& given, LayerByLayer* layers,
   const auto need = [&](Recompute recompute) {
     return layers->PlansWith({std::vector<Recompute>(layers->layers(), recompute)})[0].peak;
   };
-  const int64_t least = need(Recompute::kFull), most = need(Recompute::kNone);
+  const int64_t least = need(layers->modes().back()), most = need(layers->modes().front());
   std::vector<int64_t> ladder;
   for (int i = 0; i < budgets; ++i) ladder.push_back(least + (most - least) * i / (budgets - 1));
   ExpectNearTheBest(given, layers, layers->PlansWith(choices), ladder);
@@ -194,8 +220,127 @@ TEST(RecomputeBest, IsNearBruteForce) {
   for (SmallGpt given : Families()) {
     given.layers = given.schedule == kInterleaved ? 5 : 4;
     LayerByLayer layers(given);
-    ExpectNearTheBest(given, &layers, AllChoices(layers.layers()), 4);
+    ExpectNearTheBest(given, &layers, AllChoices(layers.layers(), layers.modes()), 4);
   }
+}
+
+// Trainings with messages that may be sent again.
+std::vector<SmallGpt> Gathering() {
+  std::vector<SmallGpt> all = {
+      {.mesh = "cpu:cp=4", .sequence = "cp"},
+      {.mesh = "cpu:cp=2", .micro_batches = 3, .dtype = DType::kBFloat16, .sequence = "cp"},
+      {.mesh = "cpu:tp=2", .micro_batches = 2, .sequence = "tp"},
+      {.mesh = "cpu:dp=2,tp=2", .zero_axis = "dp", .zero_stage = 3, .sequence = "tp"},
+      {.mesh = "cpu:pp=2,cp=2", .micro_batches = 4, .sequence = "cp"},
+      {.mesh = "cpu:tp=2,pp=2", .micro_batches = 4, .schedule = kZeroBubble, .sequence = "tp"},
+  };
+  for (SmallGpt& given : all) {
+    given.batch = 12;
+    given.context = 64;
+    if (given.sequence == "cp") given.parallel.context = "cp";
+  }
+  return all;
+}
+
+TEST(RecomputeBest, IsNearBruteForceWithMessagesSentAgain) {
+  for (SmallGpt given : Gathering()) {
+    given.layers = 3;
+    LayerByLayer layers(given);
+    EXPECT_EQ(layers.modes().size(), kRecomputeModes.size() - 1);  // none says how fast the host is
+    ExpectNearTheBest(given, &layers, AllChoices(layers.layers(), layers.modes()), 5);
+  }
+}
+
+TEST(LongRecomputeBest, IsNearBruteForceWithMessagesSentAgain) {
+  const std::vector<SmallGpt> all = Gathering();
+  for (SmallGpt given : {all[0], all[4]}) {
+    given.layers = 6;
+    LayerByLayer layers(given);
+    ExpectNearTheBest(given, &layers,
+                      AllChoices(layers.layers(), {Recompute::kNone, Recompute::kGather,
+                                                   Recompute::kSelectiveGather, Recompute::kFull}),
+                      5);
+  }
+}
+
+// On machines that say how fast copies to the host are: at each budget the best mix of what is kept, computed
+// again and sent there. Returns whether any of it is sent there at a budget between what everything kept and
+// everything computed again take.
+bool ExpectNearTheBestWithHosts(const std::vector<SmallGpt>& trainings, const std::vector<Recompute>& modes) {
+  int number = 0;
+  bool any = false;
+  for (SmallGpt given : trainings) {
+    given.batch = 12;
+    given.context = 64;
+    Machine machine = MachineOf(Mesh::Parse(given.mesh));
+    machine.topology.links[0].devices = 0;
+    machine.host = {.latency = 1e-6, .bandwidth = number % 2 == 0 ? 6e9 : 2e9, .known = true};
+    given.model_options.topology =
+        Cat(testing::TempDir(), "recompute_best_test.", getpid(), ".", number++, ".txt");
+    std::ofstream(given.model_options.topology) << TopologyText(machine);
+    LayerByLayer layers(given);
+    for (const Recompute mode : modes)  // and others, where messages may be sent again
+      EXPECT_EQ(std::count(layers.modes().begin(), layers.modes().end(), mode), 1) << Name(mode);
+    ExpectNearTheBest(given, &layers, AllChoices(layers.layers(), modes), 5);
+    const int64_t kept = FullestRank(GptProgram(given).MakeTrain());
+    SmallGpt again = given;
+    again.recompute = Recompute::kFull;
+    const int64_t least = std::min(kept, FullestRank(GptProgram(again).MakeTrain()));
+    const Session chosen = GptProgram(Automatic(given, (kept + least) / 2)).MakeTrain();
+    for (const auto& [layer, mode] : chosen.impl()->compiled.graph.regions().chosen())
+      any = any || mode == Recompute::kHost;
+    std::filesystem::remove(given.model_options.topology);
+  }
+  return any;
+}
+
+TEST(RecomputeBest, IsNearBruteForceWithValuesOnTheHost) {
+  const SmallGpt gradients_cut = {
+      .mesh = "cpu:dp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 2, .layers = 4};
+  const SmallGpt stages = {.mesh = "cpu:pp=2", .micro_batches = 4, .layers = 4};
+  const bool one = ExpectNearTheBestWithHosts(
+      {gradients_cut}, {Recompute::kNone, Recompute::kSelective, Recompute::kFull, Recompute::kHost});
+  const bool other =
+      ExpectNearTheBestWithHosts({stages}, {Recompute::kNone, Recompute::kFull, Recompute::kHost});
+  EXPECT_TRUE(one || other);
+}
+
+TEST(LongRecomputeBest, IsNearBruteForceWithValuesOnTheHost) {
+  const bool any = ExpectNearTheBestWithHosts(
+      {{.layers = 6},
+       {.mesh = "cpu:pp=2", .micro_batches = 4, .layers = 6},
+       {.mesh = "cpu:dp=2,pp=2", .micro_batches = 4, .schedule = kZeroBubble, .layers = 6}},
+      {Recompute::kNone, Recompute::kFull, Recompute::kHost});
+  EXPECT_TRUE(any);
+}
+
+// At a budget that keys and values of all ranks exceed, a plan that gathers them again is faster than those
+// that may not; and what is said to be sent again is.
+TEST(RecomputeBest, SendsAgainWhereThatIsFastest) {
+  SmallGpt given{.mesh = "cpu:cp=4", .batch = 2, .context = 256, .sequence = "cp"};
+  given.parallel.context = "cp";
+  given.gather_again = true;
+  const int64_t budget = FullestRank(GptProgram(given).MakeTrain());
+  double seconds[2];
+  for (bool may : {false, true}) {
+    SmallGpt open = Automatic(given, budget);
+    if (may)
+      open.gather_again = {};
+    else
+      open.gather_again = false;
+    const Session session = GptProgram(open).MakeTrain();
+    seconds[may] = SecondsOf(session);
+    int again = 0;
+    for (const auto& [layer, mode] : session.impl()->compiled.graph.regions().chosen())
+      again += GathersAgain(mode);
+    EXPECT_EQ(again > 0, may);
+    EXPECT_EQ(session.SummaryText().find(" gather again\n") != std::string::npos, may);
+  }
+  EXPECT_LT(seconds[true], seconds[false]);
+  SmallGpt all = Automatic(given, budget);
+  const Session session = GptProgram(all).MakeTrain();
+  for (const auto& [layer, mode] : session.impl()->compiled.graph.regions().chosen())
+    EXPECT_TRUE(GathersAgain(mode) || mode == Recompute::kFull) << layer << " " << Name(mode);
 }
 
 // With many layers, of drawn choices alone.
@@ -203,7 +348,8 @@ void ExpectNearDrawn(std::vector<SmallGpt> all, int layers, int draws, int budge
   for (SmallGpt& given : all) {
     given.layers = layers;
     LayerByLayer each(given);
-    ExpectNearTheBest(given, &each, DrawnChoices(each.layers(), draws, seed), budgets, Cat(" seed=", seed));
+    ExpectNearTheBest(given, &each, DrawnChoices(each.layers(), each.modes(), draws, seed), budgets,
+                      Cat(" seed=", seed));
   }
 }
 
@@ -230,7 +376,7 @@ TEST(LongRecomputeBest, IsNearBruteForce) {
     given.layers = 6;
     if (given.mesh == "cpu:pp=4" && given.schedule == kInterleaved) continue;  // needs 12 layers
     LayerByLayer layers(given);
-    ExpectNearTheBest(given, &layers, AllChoices(layers.layers()),
+    ExpectNearTheBest(given, &layers, AllChoices(layers.layers(), layers.modes()),
                       given.schedule == PipelineSchedule::k1F1B ? 8 : 4);
   }
 }
@@ -239,6 +385,8 @@ TEST(LongRecomputeBest, IsNearDrawnChoices) {
   const std::vector<SmallGpt> pipelines = Pipelines(), others = Families();
   ExpectNearDrawn({pipelines[0], pipelines[2], pipelines[7], pipelines[8], pipelines[10]}, 12, 100, 4, 1);
   ExpectNearDrawn({others[2], others[3], others[9]}, 11, 100, 4, 2);
+  const std::vector<SmallGpt> gathering = Gathering();
+  ExpectNearDrawn({gathering[1], gathering[4], gathering[5]}, 10, 150, 4, 3);
 }
 
 // Any training of up to so many layers: all schedules, uneven stages, micro-batches that do not go up in
@@ -297,8 +445,9 @@ void ExpectDrawnNearTheBest(int trials, int64_t most_layers, int draws, size_t b
     SCOPED_TRACE(Cat("seed ", seed, ": ", given.str(), " layers=", given.layers, " width=", given.width,
                      " vocabulary=", given.vocabulary, " context=", given.context, " batch=", given.batch));
     LayerByLayer layers(given);
-    const auto plans = layers.PlansWith(given.layers <= 6 ? AllChoices(layers.layers())
-                                                          : DrawnChoices(layers.layers(), draws, seed));
+    const auto plans =
+        layers.PlansWith(given.layers <= 6 ? AllChoices(layers.layers(), layers.modes())
+                                           : DrawnChoices(layers.layers(), layers.modes(), draws, seed));
     std::printf("seed %d: ", static_cast<int>(seed));
     ExpectNearTheBest(given, &layers, plans, BudgetsOf(plans, budgets));
   }

@@ -106,7 +106,7 @@ class GraphDrawer {
     drawn.model = std::make_unique<Model>(mesh);
     drawn.options.times = Below(4) == 0 ? 2 : 1;
     SetMachine(&drawn.options.machine);
-    if (Below(4) == 0) drawn.options.roles.tensor = 0;
+    if (Below(4) == 0) drawn.options.roles.tensor = {0};
     scope_ = drawn.model->scope();
     pool_.push_back(drawn.model->Input("x", {Extent(), Extent()}, DType::kFloat32, {}, 0));
     const bool trains = Below(2) == 0;
@@ -265,6 +265,38 @@ void ExpectTheBestOfAll(int most_graphs) {
 }
 TEST(SignatureSearch, FindsTheBestOfAllOnRandomGraphs) { ExpectTheBestOfAll(60); }
 TEST(LongSignatureSearch, FindsTheBestOfAllOnRandomGraphs) { ExpectTheBestOfAll(200); }
+
+// A step that does nothing but sum a gradient takes half as long where bf16 is sent.
+TEST(SignatureSearch, NarrowSumsCostWhatTheySend) {
+  const auto seconds = [](DType to, MeshAxes along) {
+    Model model(Mesh::Parse("cpu:a=4"));
+    Tensor x = model.Input("x", {4096, 64}, DType::kFloat32, {{"a", S(0)}});
+    const Tensor loss = mean(matmul(x, model.scope().Weight("w", {64, 64}, Normal(0.1), {{"a", B()}})));
+    Graph graph = model.impl()->graph;
+    graph.KeepOnly({graph.AddTrain(loss.id(), {})});
+    CompileOptions options;
+    options.training = Training{.optimizer = Sgd{.lr = 0.1}};
+    options.training->reduce_dtype = to;
+    options.training->reduce_axes = std::move(along);
+    Machine& machine = options.machine;
+    machine.flops = machine.narrow_flops = machine.topology.memory_bandwidth = 1e18;
+    machine.topology.links[0] = {.bandwidth = 1e6};
+    for (const Pass& pass : Passes()) {
+      pass.run(&graph, options);
+      if (pass.leaves == Level::kPlaced) break;
+    }
+    const SignatureProblem problem(graph, options);
+    const double least = problem.Cost(problem.Solve());
+    ChooseSignatures(&graph, options);
+    const double chosen = SecondsOfSignatures(graph, options);
+    EXPECT_NEAR(least, chosen, 1e-3 * chosen);
+    return chosen;
+  };
+  const double wide = seconds(DType::kFloat32, {}), sum = 2 * 0.75 * (64 * 64 * 4) / 1e6;
+  EXPECT_NEAR(wide, sum, 1e-3 * sum);
+  EXPECT_NEAR(seconds(DType::kBFloat16, {}), wide / 2, 1e-3 * wide);
+  EXPECT_NEAR(seconds(DType::kBFloat16, {0}), wide / 2, 1e-3 * wide);
+}
 
 // The cost of picks rises linearly with the price of a byte, whatever prices were asked for before.
 TEST(SignatureSearch, BytesCostTheirPrice) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "compiler/graph/text.h"
 #include "compiler/passes/passes.h"
@@ -268,6 +269,50 @@ void ExpectPlansToEnd(int most_stages, int most_chunks, int most_micro_batches) 
 
 TEST(StageSchedule, PlansEnd) { ExpectPlansToEnd(3, 3, 5); }
 TEST(LongStageSchedule, PlansEnd) { ExpectPlansToEnd(8, 4, 16); }
+
+// What the zero-bubble schedule puts off is what products of weights' gradients read, and nothing besides.
+void ExpectOnlyOperandsOfProductsToWait(const Session& train) {
+  const Graph& graph = train.impl()->compiled.graph;
+  const auto late = [&](int n) { return graph.node(n).phase == Phase::kWeightGradient; };
+  const auto maker = [&](int v) { return graph.value(graph.BehindViews(v)).producer; };
+  std::set<int> operands;  // of products, or of what makes one of a single value
+  for (int n : graph.Order())
+    for (int v : graph.node(n).in)
+      if (late(n) && (graph.IsHeavy(n) || graph.node(n).in.size() == 1))
+        operands.insert(graph.BehindViews(v));
+  int waiting = 0, at_once = 0;
+  for (int n : graph.Order()) {
+    const std::vector<int>& in = graph.node(n).in;
+    at_once += graph.IsHeavy(n) && graph.node(n).phase == Phase::kBackward;
+    // What follows a product has to come behind it.
+    if (!late(n) || std::any_of(in.begin(), in.end(), [&](int v) { return late(maker(v)); })) continue;
+    for (int v : in) {
+      if (IsEnd(graph.node(maker(v)))) continue;
+      EXPECT_TRUE(operands.count(graph.BehindViews(v)) > 0)
+          << graph.Describe(n) << " keeps '" << graph.value(v).name << "' of " << graph.Describe(maker(v));
+      ++waiting;
+    }
+  }
+  EXPECT_GE(waiting, 6);
+  EXPECT_GE(at_once, 3);  // products that the stage before waits for
+}
+
+TEST(StageSchedule, OnlyOperandsOfProductsWait) {
+  for (const char* mesh : {"cpu:pp=2", "cpu:tp=2,pp=2"}) {
+    GptProgram program({.mesh = mesh, .micro_batches = 4, .schedule = kZeroBubble});
+    ExpectOnlyOperandsOfProductsToWait(program.MakeTrain());
+  }
+  // The gradient of the first tanh leads to a weight alone, and stays, as it reads two values.
+  Model model(Mesh::Parse("cpu:pp=2"));
+  Tensor x = model.Input("x", {8, 4}, DType::kFloat32);
+  x = nn::layers(model.scope(), x, 4, [](Scope s, Tensor y, int64_t) {
+    return tanh(matmul(y, s.Weight("w", {4, 4}, Normal(.5))));
+  });
+  TrainOptions options;
+  options.micro_batches = 2;
+  options.schedule = kZeroBubble;
+  ExpectOnlyOperandsOfProductsToWait(Train(mean(square(x)), Sgd{}, options));
+}
 
 // Whatever is ready first: a stage has one micro-batch in its backward segments, one in its forward segments,
 // and no more between the two than its schedule holds.

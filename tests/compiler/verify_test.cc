@@ -499,6 +499,15 @@ TEST(Verify, AReaderOfAnUpdatesResult) {
       elsewhere.segments[s == 0 ? 1 : 0].nodes.push_back(nodes[i]);
       EXPECT_NE(PlanObjection(c.graph, elsewhere).find("leaves in variable 'v'"), std::string::npos)
           << PlanObjection(c.graph, elsewhere);
+      // An edge makes it wait, but not one that is full before the update: that is of the old value.
+      const int writer = static_cast<int>(s), reader = s == 0 ? 1 : 0;
+      for (int full : {0, 1}) {
+        LogicalPlan waits = elsewhere;
+        waits.edges.push_back({writer, reader, 1, 1, 1, full, {}, ""});
+        EXPECT_EQ(PlanObjection(c.graph, waits).find("leaves in variable 'v'") != std::string::npos,
+                  full == 1)
+            << PlanObjection(c.graph, waits);
+      }
     }
   }
   EXPECT_EQ(tried, 1);

@@ -96,6 +96,25 @@ TEST(WeightsAsCut, NoRankHasMoreOfAWeightThanItsOwn) {
   }
 }
 
+// What comes in other grains is sent: the weight is used in the very cut that it has.
+TEST(WeightsAsCut, AreNotCutAgainForWhatTheyMeet) {
+  Model model(Mesh::Parse("cpu:tp=2"));
+  Tensor cube = annotate(model.Input("x", {1 << 16, 3, 4}, DType::kFloat32), {{"tp", S(2)}});
+  Tensor rows = reshape(tanh(cube), {1 << 16, 12});  // of 3 grains
+  Tensor y = matmul(rows, model.scope().Weight("w", {12, 2}, Normal(.5), {{"tp", S(0)}}));
+  const Session session = Evaluate({{"y", y}});
+  const Graph& graph = session.impl()->compiled.graph;
+  int products = 0;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    if (node.op != "matmul") continue;
+    ++products;
+    EXPECT_EQ(node.want[1][1].str(), "S0");
+    EXPECT_EQ(graph.producer(graph.BehindViews(node.in[1])).kind, NodeKind::kVariable) << graph.Describe(n);
+  }
+  EXPECT_EQ(products, 1);
+}
+
 // The promise is about how a weight is used, not what that computes.
 TEST(WeightsAsCut, AnnotatedOrNotTheNumbersAreTheSame) {
   for (unsigned seed = 1; seed <= 6; ++seed) {

@@ -44,6 +44,8 @@ bool IsBlock(const void* data, bool pinned) {
 
 // Copies of a stream reach every device, as the copy engines do.
 void Copy(void* to, const void* from, size_t bytes) {
+  if (const int delay = TheWorld().copy_delay_us; delay > 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(delay));
   unsigned before = OpenAllDevices();
   if (bytes > 0) std::memmove(to, from, bytes);
   OpenDevices(before);

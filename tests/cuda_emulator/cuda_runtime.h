@@ -69,9 +69,10 @@ void RunGrid(unsigned x, unsigned y, unsigned threads, size_t shared, const std:
 void* Shared();
 
 // --- What the functions below are made of
-enum class WarpOperation { kSync, kShuffle, kBallot };
+enum class WarpOperation { kSync, kShuffle, kBallot, kLoadMatrices, kMultiply };
 // All lanes of `mask` arrive with the same mask and operation; the result is the value of lane `source`, or
-// the bits of lanes whose value is not 0.
+// the bits of lanes whose value is not 0. Of the last two operations `value` is where the lane's operands and
+// results are (tensor_cores.h).
 uint64_t ExchangeInWarp(WarpOperation operation, unsigned mask, uint64_t value, int source);
 // All threads of the block; the sum of their values.
 int Barrier(int value);
@@ -89,6 +90,8 @@ T ShuffleFrom(unsigned mask, T value, int source) {
 }
 
 }  // namespace cuda_emulator
+
+#include "tests/cuda_emulator/tensor_cores.h"
 
 inline void __syncthreads() { cuda_emulator::Barrier(0); }
 inline int __syncthreads_count(int predicate) { return cuda_emulator::Barrier(predicate != 0); }

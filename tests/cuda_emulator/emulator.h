@@ -44,6 +44,7 @@ struct Options {
   int blocks = 0, blocks_of_collective = 1;
   // Of device memory that a communicator takes, beside what anybody asked for.
   size_t bytes_of_communicator = 0;
+  double stated_of_communicator = 0;  // and in BytesOfCommunicator
 };
 
 // Frees whatever is left of devices, streams and memory, and starts anew: every test begins with it.
@@ -51,6 +52,8 @@ void Reset(const Options& options = {});
 // May be called at any time.
 void SetOrder(Order order);
 void SetDelays(int longest_delay_us, uint64_t seed);
+// Each copy from one memory to another takes so long, as on a slow link; Reset ends that.
+void SetCopyDelay(int delay_us);
 
 // --- Injected failures; any thread, any time
 void FailAllocation(int after = 0);  // the allocation after `after` others says that memory is short; once

@@ -21,7 +21,7 @@ namespace cuda_emulator {
 namespace {
 
 constexpr unsigned kMostThreads = 1024, kWarp = 32;
-constexpr size_t kMostShared = size_t{227} << 10;
+constexpr size_t kMostShared = size_t{99} << 10;     // of compute capability 8.6: others have more
 std::atomic<int64_t> most_dynamic_shared{48 << 10};  // what a launch gets without asking for more
 
 // What a lane wants of the others, as one word: all of `mask` must want the same.
@@ -216,6 +216,9 @@ bool Block::Run(unsigned threads, size_t shared, bool reverse, const std::functi
       if (shared_[i] != '\xFF') why = "bytes behind its dynamic shared memory were written";
     }
   }
+  if (!failed_ && why.empty() && UnfinishedCopies() != 0)
+    why = "a block ends with copies to shared memory that no thread has waited for";
+  if (UnfinishedCopies() != 0) ForgetCopies();
   if (!why.empty()) TellFault(why + PlaceOfBlock());
   if (failed_ || !why.empty()) {  // what the fibers were doing is given up
     free_.clear();
@@ -316,6 +319,8 @@ uint64_t Block::Exchange(WarpOperation operation, unsigned mask, uint64_t value,
       for (unsigned rest = mask; rest != 0; rest &= rest - 1)
         ballot |= uint64_t{warp.value[__builtin_ctz(rest)] != 0} << __builtin_ctz(rest);
       for (unsigned rest = mask; rest != 0; rest &= rest - 1) warp.result[__builtin_ctz(rest)] = ballot;
+    } else if (operation != WarpOperation::kSync && !DoForWarp(operation, warp.value)) {
+      Fail("the lanes of a warp take part in one product, or load of matrices, with different shapes");
     }
     warp.waiting &= ~mask;
     warp.ready |= mask;
@@ -351,7 +356,7 @@ void RunGrid(unsigned x, unsigned y, unsigned threads, size_t shared, const std:
       static_cast<int64_t>(shared) > most_dynamic_shared) {
     TellFault("a launch that no device accepts: at most 1024 threads, 65535 blocks along y and " +
               std::to_string(most_dynamic_shared) + " bytes of dynamic shared memory (here " +
-              std::to_string(shared) + "; cudaFuncSetAttribute raises it up to 227 KiB)" + PlaceOfBlock());
+              std::to_string(shared) + "; cudaFuncSetAttribute raises it up to 99 KiB)" + PlaceOfBlock());
     return KernelFailed();
   }
   CountKernel();

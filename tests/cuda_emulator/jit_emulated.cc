@@ -25,6 +25,8 @@ class Emulated : public LoadedKernel {
  public:
   explicit Emulated(Entry entry) : entry_(entry) {}
   Status Launch(const Grid& grid, cudaStream_t stream, const void* args, size_t bytes) override {
+    // As a library is loaded, for each device when it first launches: not where it was compiled.
+    cuda_emulator::LoadCode(reinterpret_cast<const void*>(entry_));
     // Words: the arguments hold pointers.
     std::vector<uint64_t> copy(bytes / 8);
     std::copy_n(static_cast<const char*>(args), bytes, reinterpret_cast<char*>(copy.data()));
@@ -104,7 +106,6 @@ Status CompileAndLoad(const std::string& text, const std::string& function, int 
   } else if (void* entry = dlsym(library, function.c_str()); entry == nullptr) {
     status = Status(Cat("the generated text has no function ", function));
   } else {
-    cuda_emulator::LoadCode(entry);
     *loaded = std::make_unique<Emulated>(reinterpret_cast<Entry>(entry));
     if (!kept) Keep(source, base);
   }

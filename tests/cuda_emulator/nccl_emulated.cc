@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "actor/cuda/nccl.h"
+#include "core/device/communicators.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
 #include "tests/cuda_emulator/state.h"
 
@@ -215,6 +216,13 @@ class EmulatedMember : public GroupMember {
   std::shared_ptr<FirstFailure> failure_;
 };
 
+size_t BytesOf(const GroupSpec& group) {
+  const cuda_emulator::Options& options = cuda_emulator::TheWorld().options;
+  return options.bytes_of_communicator +
+         static_cast<size_t>(options.stated_of_communicator *
+                             static_cast<double>(BytesOfCommunicator(group.at_once)));
+}
+
 std::mutex groups_mutex;
 std::map<std::string, std::weak_ptr<Group>> groups;  // by identifier
 int64_t identifiers = 0;
@@ -236,14 +244,13 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
   if (made == nullptr) groups[id] = made = std::make_shared<Group>(static_cast<int>(group.ranks.size()));
   std::vector<std::unique_ptr<GroupMember>> ends;
   for (size_t i = 0; i < members.size(); ++i) {
-    ends.push_back(std::make_unique<EmulatedMember>(made, group.name, members[i],
-                                                    static_cast<CudaDevice*>(devices[i])->gpu().ordinal(),
-                                                    cuda_emulator::TheWorld().options.bytes_of_communicator));
+    ends.push_back(std::make_unique<EmulatedMember>(
+        made, group.name, members[i], static_cast<CudaDevice*>(devices[i])->gpu().ordinal(), BytesOf(group)));
   }
   return ends;
 }
 
-// Shares the parent's memory.
+// Shares the parent's memory where groups take turns.
 std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
     const GroupSpec& parent, const std::map<int, GroupMember*>& parents, const GroupSpec& group) {
   auto made = std::make_shared<Group>(static_cast<int>(group.ranks.size()));
@@ -252,8 +259,9 @@ std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
     auto at = std::find(group.ranks.begin(), group.ranks.end(), parent.ranks[index]);
     if (at == group.ranks.end()) continue;
     const int me = static_cast<int>(at - group.ranks.begin());
-    ends[me] = std::make_unique<EmulatedMember>(made, group.name, me,
-                                                static_cast<EmulatedMember*>(member)->device(), 0);
+    ends[me] =
+        std::make_unique<EmulatedMember>(made, group.name, me, static_cast<EmulatedMember*>(member)->device(),
+                                         SharesMemory(group.at_once) ? 0 : BytesOf(group));
   }
   return ends;
 }

@@ -118,7 +118,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[0] = static_cast<char>(device + 1);
   properties->totalGlobalMem = TheWorld().options.memory;
   properties->sharedMemPerBlock = 48 << 10;
-  properties->sharedMemPerBlockOptin = 227 << 10;
+  properties->sharedMemPerBlockOptin = 99 << 10;
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = 1024;
   properties->major = 9;

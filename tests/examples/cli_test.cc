@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -101,6 +102,16 @@ TEST_F(CliTest, WrongMeshes) {
   ExpectError(Gpt({"--mesh=cpu:dp"}), {"dp"});
   ExpectError(Gpt({"--mesh=cpu:dp=two"}), {"two"});
   ExpectError(Gpt({"--mesh=cpu:pp=3"}), {"pp", "3", "2 layers"});
+  ExpectError(Gpt({"--zero=1", "--zero_axis=zz"}),
+              {"--zero_axis=zz: mesh cpu:", "no axis zz, its axes are dp, tp, pp"});
+  ExpectError(Gpt({"--reduce_dtype=bf16", "--reduce_axis=zz"}),
+              {"--reduce_axis=zz: mesh cpu:", "no axis zz"});
+  ExpectError(Gpt({"--stages=1,1"}), {"--stages=1,1 has 2 numbers but mesh axis pp has 1 stage; it needs 1"});
+  ExpectError(Gpt({"--stages=1,2", "--mesh=cpu:pp=2"}), {"--stages=1,2 sums to 3 but there are 2 layers"});
+  ExpectError(Gpt({"--stages=0,2", "--mesh=cpu:pp=2"}), {"--stages=0,2 has 0 layers for a stage"});
+  ExpectError(Gpt({"--reduce_dtype=half"}), {"--reduce_dtype=half", "fp32, bf16 or fp16"});
+  ExpectError(Gpt({"--reduce_dtype=fp16", "--dtype=bf16"}),
+              {"--reduce_dtype=fp16", "--dtype=bf16", "use bf16"});
   ExpectError(Run("mlp", {"--mesh=cpu:pp=2"}), {"pp"});
   ExpectError(Run("hello_sbp", {"--mesh=cpu:tp=3"}), {"3"});
 }
@@ -123,6 +134,20 @@ TEST_F(CliTest, MisspeltFlagsAreAnsweredWithTheNearest) {
   const Outcome other = Gpt({"--wholly_unknown=1"});
   EXPECT_EQ(other.code, kUsageError);
   EXPECT_NE(other.err.find("wholly_unknown"), std::string::npos) << other.err;
+}
+
+// The norm of clipping reads shards as they are in each copy of a model: hosts exchange sums of shards alone.
+TEST_F(CliTest, ClippingSendsNoMoreBetweenHosts) {
+  const std::string hosts = testing::TempDir() + "/cli_test.hosts";
+  std::ofstream(hosts) << "memory_bytes 64e9\nmemory_bandwidth 1e10\nflops_fp32 5e10\nflops_16bit 5e10\n"
+                          "level host devices 4 latency 2e-6 bandwidth 1e10\n"
+                          "level cluster devices 0 latency 1e-6 bandwidth 1e6\n";
+  const Outcome o = Gpt({"--layers=4", "--width=128", "--heads=4", "--context=32", "--batch=48",
+                         "--micro_batches=3", "--mesh=cpu:replica=2,dp=4", "--zero=3", "--reduce_dtype=bf16",
+                         "--reduce_axis=replica", "--topology=" + hosts, "--dry_run", "--explain"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("{time:B,replica:P,dp:S0} -> {time:B,replica:B,dp:S0}"), std::string::npos) << o.out;
+  EXPECT_EQ(o.out.find(" routed of "), std::string::npos) << o.out;
 }
 
 TEST_F(CliTest, DevicesAreInTheOrderOfAxes) {
@@ -219,7 +244,10 @@ TEST_F(CliTest, KeepsAPlan) {
   ExpectError(Gpt({again, "--mesh=cuda"}), {"--mesh=cuda contradicts"});
   for (const char* flag : {"--auto", "--auto_mesh=4", "--recompute=auto"})
     ExpectError(Gpt({again, flag, "--memory_budget=1000000"}), {" searches for a plan and --plan="});
-  ExpectError(Gpt({again, "--stages=1,1"}), {"--stages=1,1 contradicts"});
+  for (const char* flag : {"--stages=1,1", "--schedule=gpipe", "--virtual_stages=7", "--offload=activations",
+                           "--logits_tile=7", "--recompute=full"})
+    ExpectError(Gpt({again, flag}), {Cat(flag, " contradicts --plan=")});
+  ExpectError(Gpt({again, "--offload=activations"}), {"which has none; leave"});
   ExpectError(Gpt({again, "--width=32"}), {"--plan=", "a model of", "this model has"});
   ExpectError(Gpt({"--plan=" + folder_ + "/none"}), {"--plan=", "/none"});
   ExpectError(Gpt({"--plan=" + folder_}), {"--plan="});
@@ -227,6 +255,30 @@ TEST_F(CliTest, KeepsAPlan) {
   ExpectError(Gpt({"--save_plan=" + folder_ + "/no/plan", "--dry_run"}),
               {"--save_plan=", "cannot be written"});
   ExpectError(Gpt({again, "--save_plan=" + file, "--dry_run"}), {"--save_plan=", "--plan="});
+  // What gathers again is a part of it, whatever --context_parallel means by itself.
+  const std::vector<std::string> cut = {"--mesh=cpu:cp=2", "--context_parallel", "--dry_run"};
+  const auto with = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), cut.begin(), cut.end());
+    return Gpt(flags);
+  };
+  std::set<std::string> acts_of_both;
+  for (const auto& [flag, says] : {std::pair("--gather_again", "gather"), {"--gather_again=false", "none"}}) {
+    const std::string kept = folder_ + "/" + says, plan = "--plan=" + kept;
+    const Outcome made = with({flag, "--save_plan=" + kept});
+    ASSERT_EQ(made.code, 0) << made.err;
+    EXPECT_NE(ReadFile(kept).find(Cat("\nrecompute ", says, "\n")), std::string::npos);
+    acts_of_both.insert(line_with(made.out, "order of acts "));
+    EXPECT_EQ(line_with(with({plan}).out, "order of acts "), line_with(made.out, "order of acts "));
+    EXPECT_EQ(with({plan, flag}).code, 0);
+    const bool gathers = says == std::string("gather");
+    ExpectError(with({plan, gathers ? "--gather_again=false" : "--gather_again"}),
+                {Cat("--gather_again=", gathers ? "false" : "true", " contradicts --plan="),
+                 gathers ? "which has true" : "which has false"});
+  }
+  EXPECT_EQ(acts_of_both.size(), 2u);
+  EXPECT_EQ(acts_of_both.count(line_with(with({}).out, "order of acts ")), 1u);
+  EXPECT_EQ(line_with(with({}).out, "order of acts "),
+            line_with(with({"--gather_again"}).out, "order of acts "));
   std::vector<std::string> run = search;
   run.push_back("--save=" + save);
   EXPECT_EQ(Gpt(run).code, 0);
@@ -243,6 +295,233 @@ TEST_F(CliTest, KeepsAPlan) {
   EXPECT_NE(otherwise.out.find("another is searched for"), std::string::npos) << otherwise.out;
 }
 
+// A plan keeps how messages are sent. One of an older build says nothing of that, and flags decide.
+TEST_F(CliTest, APlanKeepsHowMessagesAreSent) {
+  const auto acts = [](const Outcome& o) {
+    const size_t at = o.out.find("order of acts ");
+    return at == std::string::npos ? "" : o.out.substr(at, o.out.find('\n', at) - at);
+  };
+  const std::string file = folder_ + "/plan", plan = "--plan=" + file, again = folder_ + "/again";
+  const std::vector<std::string> messages = {"--reduce_dtype=bf16", "--reduce_axis=dp", "--overlap=2",
+                                             "--bucket=64KB", "--prefetch=2"};
+  std::vector<std::string> first = {"--mesh=cpu:dp=2,tp=2", "--zero=3", "--save_plan=" + file, "--dry_run"};
+  first.insert(first.end(), messages.begin(), messages.end());
+  const Outcome made = Gpt(first);
+  ASSERT_EQ(made.code, 0) << made.err;
+  const std::string text = ReadFile(file),
+                    lines = "reduce_dtype bf16 over dp\noverlap 2\nbucket 65536\nprefetch 2\n";
+  ASSERT_NE(text.find(lines), std::string::npos) << text;
+  const Outcome repeated = Gpt({plan, "--save_plan=" + again, "--dry_run"});
+  EXPECT_EQ(repeated.code, 0) << repeated.err;
+  EXPECT_EQ(acts(repeated), acts(made));
+  EXPECT_EQ(ReadFile(again), text);
+  for (const std::string& flag : messages)
+    EXPECT_EQ(acts(Gpt({plan, flag, "--dry_run"})), acts(made)) << flag;
+  EXPECT_EQ(Gpt({plan, "--bucket=65536", "--dry_run"}).code, 0);
+  for (const auto& [flag, says] : {std::pair("--reduce_dtype=fp32", "has bf16"),
+                                   {"--reduce_axis=tp", "has dp"},
+                                   {"--overlap=1", "has 2"},
+                                   {"--bucket=25MB", "has 65536"},
+                                   {"--prefetch=1", "has 2"}})
+    ExpectError(Gpt({plan, flag}), {Cat(flag, " contradicts ", plan, ", which ", says)});
+  std::string older = text;
+  older.erase(older.find(lines), lines.size());
+  const std::string old = "--plan=" + Write("old", older);
+  first = {old, "--dry_run"};
+  first.insert(first.end(), messages.begin(), messages.end());
+  EXPECT_EQ(acts(Gpt(first)), acts(made));
+  EXPECT_NE(acts(Gpt({old, "--dry_run"})), acts(made));
+  for (const std::string& flag : {old, std::string("--mesh=cpu:dp=2")})
+    ExpectError(Gpt({flag, "--reduce_axis=dp"}), {"--reduce_axis=dp says where --reduce_dtype applies"});
+}
+
+// A run that cannot be resumed as the command says was refused, not begun: nothing but one sentence is
+// printed.
+TEST_F(CliTest, ResumesThatDoNotFitAreRefused) {
+  const auto refused = [&](const Outcome& o, const std::vector<std::string>& words) {
+    ExpectError(o, words);
+    EXPECT_EQ(o.out, "");
+  };
+  const std::string run = folder_ + "/run", resume = "--resume=" + run;
+  ASSERT_EQ(Gpt({"--save=" + run}).code, 0);
+  for (const char* processes : {"--processes=1", "--processes=2"}) {
+    const std::string mesh = processes == std::string("--processes=1") ? "--mesh=cpu" : "--mesh=cpu:dp=2";
+    const std::string out = folder_ + "/out" + processes;
+    refused(Gpt({resume, "--width=32", "--clip=2", processes, mesh, "--out=" + out}),
+            {"--clip=2 differs from --clip=1 of the saved run; ",
+             "--width=32 differs from --width=16 of the saved run; ", "does not fit the model: '",
+             " more differ"});
+    EXPECT_FALSE(std::filesystem::exists(out + "/config")) << "the corrected command may use the folder";
+    refused(Gpt({"--save=" + run, processes, mesh}), {"--save=", "checkpoints already", "--resume="});
+    refused(Gpt({resume, "--seed=7", processes, mesh}), {"--seed=7 differs from --seed=1"});
+    refused(Gpt({resume + "/step-00000009", processes, mesh}), {"no such checkpoint", "step-00000002"});
+    refused(Gpt({"--load=" + run, "--layers=3", processes, mesh}),
+            {"does not fit the model: it lacks 'block2/"});
+  }
+}
+
+// What a resumed run computes otherwise than the saved one is reported, or refused where it is another model
+// although its weights have the same shapes.
+TEST_F(CliTest, ResumedExpertsSayWhatDiffers) {
+  const std::string run = folder_ + "/run", resume = "--resume=" + run;
+  const auto moe = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {"--layers=1", "--width=16",  "--heads=2", "--context=8",
+                                      "--batch=4",  "--experts=4", "--steps=2", "--eval_batches=0"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return Run("moe", flags);
+  };
+  ASSERT_EQ(moe({"--save=" + run}).code, 0);
+  ExpectError(moe({resume, "--steps=3", "--top_k=1"}), {"--top_k=1 differs from --top_k=2 of the saved run; "
+                                                        "a run keeps it: repeat the value, or begin another "
+                                                        "run with --load=" +
+                                                        run});
+  EXPECT_EQ(moe({"--load=" + run, "--steps=3", "--top_k=1"}).code, 0);
+  const Outcome o = moe({resume, "--steps=3", "--capacity=2", "--balance=0.1"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  for (const char* line : {"\n--capacity=2 differs from --capacity=1.25 of the saved run\n",
+                           "\n--balance=0.1 differs from --balance=0.01 of the saved run\n"})
+    EXPECT_NE(o.out.find(line), std::string::npos) << o.out;
+  EXPECT_EQ(o.out.find("--top_k"), std::string::npos) << o.out;
+}
+
+// Devices that repeat what others compute are mentioned, by the axis that divides little of the work.
+TEST_F(CliTest, WarnsOfAMeshAxisThatDividesLittle) {
+  const std::string words = "warning: neither data nor weights are cut over mesh axis ";
+  for (const auto& [mesh, axis] :
+       {std::pair("--mesh=cpu:cp=2", "cp: its 2"), {"--mesh=cpu:dp=2,sp=3", "sp: its 3"}}) {
+    const Outcome o = Gpt({mesh, "--dry_run"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_NE(o.out.find(Cat(words, axis, " devices repeat ")), std::string::npos) << o.out;
+    EXPECT_NE(o.out.find(" of the work of products and attention\n"), std::string::npos) << o.out;
+  }
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--mesh=cpu:cp=2", "--context_parallel"},
+        {"--mesh=cpu:sp=2", "--ulysses"},
+        {"--mesh=cpu:dp=2,tp=2,pp=2"},
+        {"--mesh=cpu:cp=2", "--zero=1", "--zero_axis=cp"},
+        {"--mesh=cpu:cp=2", "--width=128", "--context=128"}}) {  // cost finds a use for the last one
+    std::vector<std::string> all = flags;
+    all.push_back("--dry_run");
+    const Outcome o = Gpt(all);
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(o.out.find(words), std::string::npos) << flags[0] << o.out;
+  }
+}
+
+// A plan says over which axes sequences are cut, whichever flags are given; one that says otherwise is
+// refused.
+TEST_F(CliTest, APlanKeepsHowSequencesAreCut) {
+  const auto acts = [](const Outcome& o) {
+    const size_t at = o.out.find("order of acts ");
+    return at == std::string::npos ? "" : o.out.substr(at, o.out.find('\n', at) - at);
+  };
+  const std::string whole = folder_ + "/whole";
+  ASSERT_EQ(Gpt({"--mesh=cpu:cp=2,sp=2", "--save_plan=" + whole, "--dry_run"}).code, 0);
+  const std::vector<std::vector<std::string>> all = {
+      {"--context_parallel"}, {"--ulysses"}, {"--context_parallel", "--ulysses"}};
+  for (const std::vector<std::string>& cuts : all) {
+    std::string name = "cut", line = "sequence_parallel 0\n";
+    for (const std::string& flag : cuts) {
+      name += flag;
+      line += flag.substr(2) + " 1\n";
+    }
+    const std::string file = folder_ + "/" + name, plan = "--plan=" + file;
+    std::vector<std::string> first = {"--mesh=cpu:cp=2,sp=2", "--save_plan=" + file, "--dry_run"};
+    first.insert(first.end(), cuts.begin(), cuts.end());
+    const Outcome made = Gpt(first), again = Gpt({plan, "--dry_run"});
+    ASSERT_EQ(made.code, 0) << made.err;
+    EXPECT_EQ(again.code, 0) << again.err;
+    EXPECT_NE(acts(made), "");
+    EXPECT_EQ(acts(again), acts(made)) << name;
+    EXPECT_NE(ReadFile(file).find(line), std::string::npos) << ReadFile(file);
+    const std::string other = file + "_again";
+    EXPECT_EQ(Gpt({plan, "--save_plan=" + other, "--dry_run"}).code, 0);
+    EXPECT_EQ(ReadFile(other), ReadFile(file));
+    std::vector<std::string> repeated = {plan, "--dry_run"};
+    repeated.insert(repeated.end(), cuts.begin(), cuts.end());
+    EXPECT_EQ(acts(Gpt(repeated)), acts(made));
+    for (const std::string& flag : cuts) {
+      ExpectError(Gpt({plan, flag + "=false"}), {flag + "=false contradicts " + plan, "has true"});
+      ExpectError(Gpt({"--plan=" + whole, flag}), {flag + "=true contradicts --plan=" + whole, "has false"});
+    }
+    ExpectError(Run("resnet", {plan}), {plan + " is for a program that has " + cuts[0] + ","});
+  }
+}
+
+// Without --logits_tile a budget decides; a plan keeps what was decided.
+TEST_F(CliTest, LogitsInTilesWhereMemoryAsks) {
+  const std::vector<std::string> large = {"--context=256", "--batch=8", "--dropout=0", "--dry_run"};
+  const auto with = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), large.begin(), large.end());
+    return Gpt(flags);
+  };
+  const auto tiles = [](const Outcome& o) {
+    EXPECT_EQ(o.code, 0) << o.err;
+    return o.out.find("logits: at most 512 rows at a time") != std::string::npos;
+  };
+  const std::string plan = folder_ + "/plan";
+  EXPECT_FALSE(tiles(with({})));
+  EXPECT_TRUE(tiles(with({"--logits_tile=512"})));
+  EXPECT_FALSE(tiles(with({"--memory_budget=20000000"})));
+  const std::string tight = "--memory_budget=7500000";
+  EXPECT_TRUE(tiles(with({tight, "--save_plan=" + plan})));
+  EXPECT_TRUE(tiles(with({"--plan=" + plan})));
+  EXPECT_NE(ReadFile(plan).find("\nlogits_tile 512\n"), std::string::npos) << ReadFile(plan);
+  ExpectError(with({"--plan=" + plan, "--logits_tile=0"}),
+              {"--logits_tile=0 contradicts --plan=", "which has 512"});
+  EXPECT_NE(with({tight, "--logits_tile=0"}).code, 0);
+  for (const char* value : {"-1", "some", "5x", "2000000", ""})
+    ExpectError(Gpt({Cat("--logits_tile=", value)}),
+                {Cat("--logits_tile=", value, ": must be auto, or a number of tokens")});
+}
+
+// Flags that say how another one works are refused where that one is not given.
+TEST_F(CliTest, FlagsThatNeedOthers) {
+  ExpectError(Gpt({"--mesh=cpu:dp=2", "--zero_axis=dp"}), {"--zero_axis=dp says over what --zero cuts"});
+  ExpectError(Gpt({"--prefetch=2"}), {"--prefetch=2 says how early --zero=3", "--zero is 0"});
+  ExpectError(Gpt({"--mesh=cpu:dp=2", "--zero=2", "--prefetch=2"}), {"--prefetch=2", "--zero is 2"});
+  ExpectError(Gpt({"--keep=2"}), {"--keep=2 says how many checkpoints of --save"});
+  EXPECT_EQ(Gpt({"--mesh=cpu:dp=2", "--zero=3", "--prefetch=2", "--zero_axis=dp", "--dry_run"}).code, 0);
+  // A search may choose the stage.
+  EXPECT_EQ(Gpt({"--auto_mesh=2", "--prefetch=2", "--dry_run"}).code, 0);
+}
+
+// The axis of --reduce_axis need not be there before a search: it may make it, or not.
+TEST_F(CliTest, SearchesMakeTheAxisOfNarrowSums) {
+  const std::string topology = folder_ + "/hosts", plan = folder_ + "/plan";
+  std::ofstream(topology) << "device a\nmemory_bandwidth 2e12\nflops_fp32 2e13\nflops_16bit 3e14\n"
+                             "overhead 1e-6\nlevel host devices 4 latency 3e-6 bandwidth 2e11\n"
+                             "level cluster devices 0 latency 12e-6 bandwidth 2e9\n";
+  const std::vector<std::string> narrow = {"--reduce_dtype=bf16", "--reduce_axis=replica", "--dry_run"};
+  std::vector<std::string> search = {"--width=256",           "--heads=4",
+                                     "--context=64",          "--batch=32",
+                                     "--dtype=bf16",          "--zero=3",
+                                     "--auto_mesh=16",        "--micro_batches=2",
+                                     "--recompute=none",      "--mesh=cpu:dp=16,tp=1,pp=1",
+                                     "--topology=" + topology};
+  const auto with = [](std::vector<std::string> flags, const std::vector<std::string>& more) {
+    flags.insert(flags.end(), more.begin(), more.end());
+    return flags;
+  };
+  const Outcome wide = Gpt(with(search, {"--dry_run"})), found = Gpt(with(search, narrow));
+  EXPECT_EQ(found.code, 0) << found.err;
+  EXPECT_NE(found.out.find("chosen: --mesh=\"cpu:replica=4,shard=4"), std::string::npos) << found.out;
+  const auto sent = [](const Outcome& o) {
+    const size_t at = o.out.find(", sent ");
+    return at == std::string::npos ? 0.0 : std::stod(o.out.substr(at + 7));
+  };
+  EXPECT_GT(sent(found), 0);
+  EXPECT_LT(sent(found), sent(wide));
+  const Outcome without = Gpt(with({"--auto_mesh=2", "--save_plan=" + plan}, narrow));
+  EXPECT_EQ(without.code, 0) << without.err;
+  EXPECT_NE(without.out.find("has no replica of --reduce_axis: gradients are summed in fp32"),
+            std::string::npos)
+      << without.out;
+  EXPECT_EQ(Gpt(with({"--plan=" + plan}, narrow)).code, 0);
+  ExpectError(Gpt(with({"--auto_mesh=2", "--reduce_dtype=bf16"}, {"--reduce_axis=xp"})),
+              {"--reduce_axis=xp with --auto_mesh", "no axis xp"});
+}
+
 // Flags that are fine one by one, of a model that cannot be built or compiled: the command is to be
 // corrected.
 TEST_F(CliTest, ModelsThatFlagsContradictAreRefused) {
@@ -254,7 +533,7 @@ TEST_F(CliTest, ModelsThatFlagsContradictAreRefused) {
     refused({"--mesh=cpu:pp=2", "--virtual_stages=8", "--micro_batches=4"},
             {"2 stages", "8 times", "2 layers"});
     refused({"--mesh=cpu:dp=2", "--micro_batches=9"}, {"micro_batches=9", "batch=4"});
-    refused({"--mesh=cpu:dp=2", "--stages=1,1"}, {"2 numbers", "1 stages"});
+    refused({"--mesh=cpu:dp=2", "--stages=1,1"}, {"2 numbers", "1 stage; it needs 1"});
     refused({"--mesh=cpu:dp=2", "--recompute=auto"}, {"memory_budget"});
     refused({"--mesh=cpu:dp=2", "--zero=2", "--zero_axis=xp"}, {"xp"});
   }
@@ -703,30 +982,40 @@ TEST_F(CliTest, StandardOutputThatIsFullClosedOrAFileOfAFlag) {
   EXPECT_NE(ReadFile(folder_ + "/err").find("No space left"), std::string::npos);
 }
 
-TEST_F(CliTest, HelpIsOneScreenOfOurFlags) {
+// The common flags by group, each group whole, and all flags; a group that a program lacks is named.
+TEST_F(CliTest, HelpShowsCommonFlagsAndWholeGroups) {
   for (const std::string program : {"gpt", "llama", "generate", "resnet", "vit", "dlrm", "moe", "bert",
-                                    "insightface", "unet", "mlp", "hello_sbp"}) {
+                                    "caption", "insightface", "unet", "mlp", "hello_sbp"}) {
     const Outcome o = Run(program, {"--help"});
     EXPECT_EQ(o.code, 0) << o.err;
     EXPECT_EQ(o.err, "");
     const std::vector<std::string> lines = LinesOf(o.out);
-    EXPECT_LE(lines.size(), 56u) << o.out;
     for (const std::string& line : lines) EXPECT_LE(line.size(), 110u) << line;
     for (const char* word : {"  --mesh ", "  --processes ", "  --trace ", "  --log_dir ", "Several processes",
-                             "(10)", "--helpfull"})
+                             "more: --help=processes)", "--help=GROUP", "--helpfull"})
       EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
-    for (const char* word : {"--logtostderr", "--flagfile", "00000", ".cc", "/home", OFL_SOURCE_DIR, "type:"})
+    for (const char* word :
+         {"--logtostderr", "--flagfile", "--peer_timeout", "00000", ".cc", "/home", OFL_SOURCE_DIR, "type:"})
       EXPECT_EQ(o.out.find(word), std::string::npos) << word << "\n" << o.out;
+    const Outcome group = Run(program, {"--help=processes"});
+    EXPECT_EQ(group.code, 0);
+    EXPECT_NE(group.out.find("  --peer_timeout       Sets after how many seconds"), std::string::npos)
+        << group.out;
+    EXPECT_EQ(group.out.find("  --mesh "), std::string::npos) << group.out;
     const Outcome full = Run(program, {"--helpfull"});
     EXPECT_EQ(full.code, 0);
-    for (const char* word : {"  --mesh ", "  --logtostderr ", "  --flagfile "})
+    for (const char* word : {"  --mesh ", "  --peer_timeout ", "  --logtostderr ", "  --flagfile "})
       EXPECT_NE(full.out.find(word), std::string::npos) << word << "\n" << full.out;
     EXPECT_EQ(full.out.find(OFL_SOURCE_DIR), std::string::npos);
   }
   const std::string gpt = Run("gpt", {"--help"}).out;
-  for (const char* word : {"Flags of gpt", "--dropout      probability of dropping (0.1)", "--micro_batches"})
+  for (const char* word :
+       {"\nModel (2 more: --help=model)\n", "Drops values with this probability in training. (0.1)",
+        "Sets how many sequences one step takes", "--micro_batches"})
     EXPECT_NE(gpt.find(word), std::string::npos) << word << "\n" << gpt;
   EXPECT_LT(gpt.find("--micro_batches"), gpt.find("--mesh"));
+  ExpectError(Run("gpt", {"--help=pictures"}),
+              {"--help=pictures: this program has no group of flags", "model, text, huggingface, training"});
 }
 
 TEST_F(CliTest, CheckpointsAreListedVerifiedComparedAndConverted) {
@@ -773,8 +1062,7 @@ TEST_F(CliTest, CheckpointSaysWhatIsWrongWithItsFlags) {
   EXPECT_EQ(Run("checkpoint", {"list", none, "--dtypes=bf16"}).code, 1);
   const Outcome help = Run("checkpoint", {"--help"});
   EXPECT_EQ(help.code, 0) << help.err;
-  for (const char* word :
-       {"checkpoint verify PATH", "Flags of checkpoint", "  --weights_only ", "--helpfull"})
+  for (const char* word : {"checkpoint verify PATH", "\nCheckpoints\n", "  --weights_only ", "--helpfull"})
     EXPECT_NE(help.out.find(word), std::string::npos) << word << "\n" << help.out;
   for (const char* word : {"  --mesh ", "Several processes", "--logtostderr", OFL_SOURCE_DIR})
     EXPECT_EQ(help.out.find(word), std::string::npos) << word << "\n" << help.out;
@@ -970,6 +1258,18 @@ TEST_F(CliTest, TrainsLogsMeasuresAndWrites) {
   EXPECT_FALSE(std::getline(lines, line));
 }
 
+// What is held out is measured once, however much of the last batch it fills.
+TEST_F(CliTest, HeldOutTokensAreCountedOnce) {
+  for (const char* batch : {"--batch=4", "--batch=7"}) {
+    const Outcome o = Gpt({"--mesh=cpu", batch, "--steps=1", "--sample_tokens=0", "--eval_batches=1000"});
+    std::smatch held_out, counted;
+    ASSERT_TRUE(std::regex_search(o.out, held_out, std::regex("(\\d+) held out"))) << o.out << o.err;
+    ASSERT_TRUE(std::regex_search(o.out, counted, std::regex("held-out loss [0-9.]+ over (\\d+) tokens")))
+        << o.out;
+    EXPECT_EQ(std::stoll(counted[1]), std::stoll(held_out[1]) - 1) << o.out;
+  }
+}
+
 TEST_F(CliTest, TensorBoardsFilesAreOfTheMainProcessAlone) {
   for (const char* processes : {"--processes=1", "--processes=2"}) {
     const std::string board = folder_ + "/board" + processes, file = Write("file", "x");
@@ -1093,10 +1393,16 @@ TEST_F(ProcessesCliTest, LlamaLearnsOnAnyMeshAndGoesOnFromWhatItLeft) {
   for (const std::vector<std::string>& run : std::vector<std::vector<std::string>>{
            {"--mesh=cpu:dp=2,tp=2,pp=2", "--micro_batches=2", "--zero=2", "--recompute=full"},
            {"--mesh=cpu:pp=2", "--micro_batches=4", "--schedule=zero_bubble", "--stages=1,1"},
-           {"--mesh=cpu:tp=2", "--sequence_parallel", "--processes=2"},
+           {"--mesh=cpu:tp=2", "--sequence_parallel", "--gather_again", "--processes=2"},
            {"--mesh=cpu:dp=2,cp=2", "--context_parallel"},
-           {"--mesh=cpu:sp=2", "--ulysses"}})
+           {"--mesh=cpu:sp=2", "--ulysses"},
+           {"--mesh=cpu:tp=2,cp=2,sp=2", "--context_parallel", "--ulysses", "--sequence_parallel"}})
     EXPECT_LE(CurveDifference(losses(run), one), 1e-5) << run[0];
+  // Keys and values come between processes, once more or once: no bit changes.
+  const std::vector<std::string> cut = {"--mesh=cpu:cp=2", "--context_parallel", "--processes=2"};
+  std::vector<std::string> kept_whole = cut;
+  kept_whole.push_back("--gather_again=false");
+  EXPECT_EQ(losses(cut), losses(kept_whole));
   std::filesystem::remove_all(kept + "/step-00000004");
   EXPECT_LE(CurveDifference(losses({"--resume=" + kept, "--mesh=cpu:tp=2"}), one), 1e-5);
   EXPECT_LE(CurveDifference(losses({"--qkv_bias", "--text=" + text_}),
@@ -1107,7 +1413,7 @@ TEST_F(ProcessesCliTest, LlamaLearnsOnAnyMeshAndGoesOnFromWhatItLeft) {
   EXPECT_LT(LossesOf(log)[0], one[0] - 0.05) << "it begins with what was learnt";
   ExpectError(Run("llama", {"--load_hf=" + hf, "--size=8b"}), {"--size", "--load_hf=", "how large"});
   ExpectError(Run("llama", {"--load_hf=" + hf, "--context=17"}), {"--context=17", "16 positions"});
-  ExpectError(Run("llama", {"--size=2b"}), {"--size=2b", "tiny, 160m, 1b, 8b, mixtral_tiny"});
+  ExpectError(Run("llama", {"--size=2b"}), {"--size=2b", "tiny, 160m, 1b, 8b, 70b, mixtral_tiny"});
   ExpectError(Run("llama", {"--mesh=cpu:pp=5"}), {"pp has 5 stages", "4 layers"});
 }
 

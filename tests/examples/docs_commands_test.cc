@@ -84,7 +84,7 @@ const Elsewhere kElsewhere[] = {
      "cmake_install.cmake"},
     // By hand: they are about programs for GPUs, which take minutes to build, and a machine with one.
     {"tests/gpu/bundle.sh --check", "tests/gpu/bundle.sh", "--check) check=yes"},
-    {"tar xzf gpu_bundle.tar.gz && gpu_bundle/run.sh", "tests/gpu/bundle.sh", "./run.sh --only=ops"},
+    {"tar xJf gpu_bundle.tar.xz && gpu_bundle/run.sh", "tests/gpu/bundle.sh", "./run.sh --only=ops"},
 };
 
 // The command at a size that takes a moment. Commands for a GPU, or of a model of hundreds of millions of
@@ -105,7 +105,7 @@ std::string Small(const std::string& command) {
   }
   if (Has(command, "--calibrate=")) more += " --calibrate_models=1";
   if (is("mlp")) more += " --epochs=1 --hidden=8";
-  for (const char* program : {"resnet", "vit", "dlrm", "moe", "bert", "insightface", "unet"})
+  for (const char* program : {"resnet", "vit", "dlrm", "moe", "bert", "caption", "insightface", "unet"})
     if (is(program)) more += " --steps=1 --batch=8 --eval_batches=1";
   if (is("dlrm")) more += " --rows=100";
   if (is("insightface")) more += " --identities=64 --sampled=16";

@@ -20,6 +20,8 @@
 #include "tests/processes.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 using TokenRowsOf = std::vector<std::vector<int32_t>>;

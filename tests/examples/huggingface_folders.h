@@ -20,6 +20,8 @@
 
 namespace oneflow_like {
 
+using namespace examples;
+
 class PublishedFolder {
  public:
   using Json = nlohmann::json;

@@ -26,6 +26,8 @@
 #include "tests/processes.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 namespace fs = std::filesystem;

@@ -10,6 +10,8 @@
 
 namespace oneflow_like {
 
+using namespace examples;
+
 struct SmallLlama {
   const char* name;
   LlamaConfig config;
@@ -62,7 +64,8 @@ inline Feeds LlamaFeeds(int64_t step, int64_t vocabulary) {
 inline Session TrainLlama(Model& model, const LlamaConfig& config, const TrainOptions& options,
                           const AdamW& optimizer) {
   Annotation cut = {{"dp", S(0)}};
-  if (!config.sequence.empty() && config.sequence != "tp") cut.push_back({config.sequence, S(1)});
+  for (int a : model.mesh().FindAxes(config.sequence))
+    if (model.mesh().axis_name(a) != "tp") cut.push_back({model.mesh().axis_name(a), S(1)});
   const Dims shape = {kLlamaBatch, kLlamaContext};
   Tensor tokens = model.Input("tokens", shape, DType::kInt32, cut);
   Tensor targets = model.Input("targets", shape, DType::kInt32, cut);

@@ -13,13 +13,15 @@
 #include "tests/processes.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 using nlohmann::json;
 
 struct LlamaRun : CurveRun {
   std::string sequence = "";
-  bool ulysses = false;
+  bool ulysses = false;  // over sp
 };
 
 constexpr int kSteps = 20;
@@ -28,7 +30,7 @@ std::vector<float> Losses(LlamaConfig config, const LlamaRun& run) {
   Model model(run.mesh.find("pp=1") == std::string::npos ? FullMesh(run.mesh) : Mesh::Parse(run.mesh),
               ModelOptionsOf(run));
   config.sequence = run.sequence;
-  config.ulysses = run.ulysses;
+  if (run.ulysses) config.ulysses = "sp";
   TrainOptions train = TrainOptionsOf(run);
   train.clip_norm = 1;
   train.lr_schedule = {.kind = Schedule::Kind::kLinearWarmup, .warmup = 5};
@@ -56,6 +58,7 @@ TEST(Llama, HasOneLossCurveOnEveryMesh) {
       {{"cpu:tp=2"}, "tp"},
       {{"cpu:dp=2,tp=1,pp=1,cp=2", 2}, "cp"},
       {{"cpu:dp=1,tp=1,pp=1,sp=3"}, "sp", true},
+      {{"cpu:dp=1,tp=2,pp=1,cp=2,sp=2", 2}, "cp*sp*tp", true},
       {{"cpu:dp=2,tp=1,pp=1,ep=2", 2}},
   };
   for (const SmallLlama& llama : SmallLlamas()) {
@@ -65,7 +68,7 @@ TEST(Llama, HasOneLossCurveOnEveryMesh) {
     for (const LlamaRun& run : runs) {
       if (llama.config.experts.experts > 0 && !run.sequence.empty()) continue;  // their room is of sequences
       EXPECT_LE(Apart(one, Losses(llama.config, run)), 1e-5)
-          << llama.name << " " << TextOf(run) << " " << run.sequence;
+          << llama.name << " " << TextOf(run) << " cut over " << run.sequence;
     }
   }
 }
@@ -82,6 +85,7 @@ TEST(Llama, HasAsManyWeightsAsItSays) {
   EXPECT_NEAR(LlamaWeights(LlamaOfSize("160m")), 160.0e6, 0.1e6);
   EXPECT_EQ(LlamaWeights(LlamaOfSize("1b")), 1235814400);
   EXPECT_EQ(LlamaWeights(LlamaOfSize("8b")), 8030261248);
+  EXPECT_EQ(LlamaWeights(LlamaOfSize("70b")), 70553706496);
   EXPECT_EQ(LlamaWeights(LlamaOfSize("mixtral_8x7b")), 46702792704);
 }
 
@@ -100,7 +104,7 @@ TEST(Llama, SaysWhatDoesNotFit) {
   EXPECT_EQ(error([](LlamaConfig* c) { c->experts = {.experts = 4, .top_k = 5}; }),
             "llama: top_k is 5, must be at least 1, and at most the 4 experts");
   EXPECT_EQ(ErrorOf([] { LlamaOfSize("2b"); }),
-            "--size=2b: must be tiny, 160m, 1b, 8b, mixtral_tiny, qwen_moe_tiny or mixtral_8x7b");
+            "--size=2b: must be tiny, 160m, 1b, 8b, 70b, mixtral_tiny, qwen_moe_tiny or mixtral_8x7b");
 }
 
 // --- Names elsewhere ---

@@ -53,8 +53,8 @@ class Surroundings:
             self.schema = json.load(file)
         with open(f"{source}/actor/net/rendezvous/identity.cc") as file:
             self.variables = set(re.findall(r'"([A-Z][A-Z0-9_]+)"', file.read()))
-        said = subprocess.run([gpt, "--help"], capture_output=True, text=True, timeout=DEADLINE).stdout
-        # Short flags stand two to a line; a flag that a description mentions has one space before it.
+        said = subprocess.run([gpt, "--helpfull"], capture_output=True, text=True, timeout=DEADLINE).stdout
+        # A flag that a description mentions has one space before it.
         self.flags = set(re.findall(r"  --([a-z_]+) ", said))
 
 

@@ -163,6 +163,7 @@ TEST_F(NumericFlags, OfLlamaAreAcceptedOrRefused) {
   TryAll("llama", {"--context=4", "--batch=2"}, {"layers", true, 0, 10'000});
   TryAll("llama", {"--size=mixtral_tiny", "--layers=1", "--context=4", "--batch=2"},
          {"capacity", false, 0, 1e6});
+  TryAll("llama", {"--size=mixtral_tiny", "--layers=1", "--context=4", "--batch=2"}, {"room", false, 0, 1e6});
 }
 
 void NumericFlags::TryMlp() {
@@ -181,8 +182,14 @@ TEST_F(NumericFlags, OfOtherProgramsAreAcceptedOrRefused) {
       {"dlrm", {"--tables=1"}, {{"rows", true, 1, 1 << 30}, {"width", true, 1, 1 << 16}}},
       {"moe",
        {"--layers=1", "--width=4", "--heads=1", "--context=4"},
-       {{"experts", true, 2, 1 << 16}, {"capacity", false, 1e-300, 1e6}, {"shared", true, 0, 1 << 16}}},
+       {{"experts", true, 2, 1 << 16},
+        {"capacity", false, 1e-300, 1e6},
+        {"room", false, 0, 1e6},
+        {"shared", true, 0, 1 << 16}}},
       {"bert", {}, {{"context", true, 1, 1 << 20}, {"layers", true, 0, 10'000}}},
+      {"caption",
+       {"--layers=1", "--eye_layers=1"},
+       {{"image_size", true, 4, 1 << 14}, {"layers", true, 1, 10'000}, {"eye_layers", true, 1, 10'000}}},
       {"insightface",
        {"--image_size=4"},
        {{"identities", true, 2, 1 << 28}, {"sampled", true, 0, 64}, {"margin", false, 0, 1.5}}}};

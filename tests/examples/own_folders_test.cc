@@ -108,10 +108,10 @@ TEST_F(OwnFolders, WeightsAreCompared) {
     const Flags flags = {"--text=text.txt", "--steps=2", mesh};
     Flags load = flags;
     load.push_back("--load=weights.safetensors");
-    Says(Run("gpt", load), kRunError,
+    Says(Run("gpt", load), kUsageError,
          {"process 1 reads other weights than process 0: the file is ", "give all processes the same files"});
     load.back() = "--load=run";
-    Says(Run("gpt", load), kRunError, {"no checkpoint in it is whole for all processes: "});
+    Says(Run("gpt", load), kUsageError, {"no checkpoint in it is whole for all processes: "});
   }
   fs::copy_file(At(0, "weights.safetensors"), At(1, "weights.safetensors"),
                 fs::copy_options::overwrite_existing);
@@ -158,7 +158,7 @@ TEST_F(OwnFolders, CheckpointsGoOnFromTheNewestThatAllHave) {
   Says(again, 0, {"going on from run/step-00000008", "all of the 8 steps had been made before"});
   EXPECT_EQ(again.all.find("passed over"), std::string::npos) << again.all;
   fs::remove_all(At(1, "run"));
-  Says(run(8, local), kRunError,
+  Says(run(8, local), kUsageError,
        {"run: no checkpoint in it is whole for all processes: run/step-00000008 is not there for process 1",
         "remove the folder on all hosts to begin anew"});
   EXPECT_TRUE(fs::exists(At(0, "run/step-00000008")));

@@ -59,14 +59,20 @@ const std::vector<SmallProgram> kPrograms = {
       {"--heads=3", "heads is 3"},
       {"--capacity=0", "more than 0"},
       {"--shared=-1", "--shared is -1"},
+      {"--room=1 --capacity=1", "--room is in place of --capacity"},
+      {"--room=1 --mesh=cpu:ep=2", "2 ranks of mesh axis ep do not divide the 3 experts"},
       {"--sequence_parallel", "sequences cannot be cut"},
-      {"--load_hf=a", "Hugging Face"},
       {"--mesh=cpu:xp=2", "xp"}},
      "cpu:ep=2,pp=2"},
     {"bert",
      {"--layers=2", "--context=8"},
      "masked tokens guessed",
      {{"--size=large", "tiny, mini, small or base"}, {"--text=a", "a"}, {"--mesh=cpu:pp=3", "2 layers"}}},
+    {"caption",
+     {"--image_size=8", "--layers=2"},
+     "held-out loss",
+     {{"--image_size=10", "multiple of the 4 pixels"},
+      {"--mesh=cpu:pp=3", "caption: mesh axis pp", "2 layers"}}},
     {"unet",
      {"--image_size=8", "--width=4"},
      "guessing no noise",
@@ -147,6 +153,37 @@ TEST_P(ProgramRuns, RefuseInOneSentence) {
 }
 
 // Labels that are none, wherever they are: what is held out is looked at before anything is learnt.
+// A message that a gradient's cast wants first and the next layer too.
+TEST(Experts, InSixteenBitsAreComputedAgainOnAnyMesh) {
+  for (const char* dtype : {"bf16", "fp16"})
+    for (const char* mesh : {"ep=2", "ep=4", "dp=2,ep=2"})
+      for (const char* mode : {"selective", "full"}) {
+        const ShellOutcome o = Shell(
+            Cat(OFL_BINARY_DIR, "/examples/moe --layers=2 --width=16 --heads=2 --experts=4 --context=16 ",
+                "--batch=4 --dry_run --mesh=cpu:", mesh, " --dtype=", dtype, " --recompute=", mode));
+        EXPECT_EQ(o.code, 0) << o.output;
+      }
+}
+
+// Weights and averages that a training keeps on the host, cut in parts that micro-batches make.
+TEST(Tables, OnTheHostAreEvaluated) {
+  for (const char* flags :
+       {"--dtype=bf16 --offload=weights", "--optimizer=sgd --average=0.9 --offload=optimizer"}) {
+    const std::string all = flags, given = all.substr(0, all.find("--offload"));
+    const auto held_out = [&](const std::string& more) {
+      const ShellOutcome o = Shell(
+          Cat(OFL_BINARY_DIR, "/examples/dlrm --steps=1 --batch=64 --eval_batches=1 --tables=4 --rows=5000 ",
+              "--cut=rows --mesh=cpu:tp=2 --micro_batches=2 ", more));
+      EXPECT_EQ(o.code, 0) << o.output;
+      const size_t at = o.output.find("held-out loss");
+      return at == std::string::npos ? std::string("none")
+                                     : o.output.substr(at, o.output.find('\n', at) - at);
+    };
+    EXPECT_EQ(held_out(all), held_out(given));
+    EXPECT_NE(held_out(all), "none");
+  }
+}
+
 TEST(Clicks, OfWrongLabelsAreRefusedWithTheirLine) {
   TestFolder folder("program_runs_clicks");
   const auto run = [&](const std::string& log, const std::string& flags) {

@@ -20,6 +20,8 @@
 
 namespace oneflow_like {
 
+using namespace examples;
+
 constexpr int64_t kSmallBatch = 12;
 
 struct SmallModel {
@@ -82,13 +84,14 @@ inline SmallModel SmallVision(const std::string& name, int64_t side, const Optim
   return {name, loss, samples, optimizer};
 }
 
-inline SmallModel SmallClicks(const std::string& name, const std::string& cut, const Optimizer& optimizer) {
-  DlrmConfig config = {.dense = 3, .tables = 4, .rows = 41, .width = 6};
+inline SmallModel SmallClicks(const std::string& name, const std::string& cut, const Optimizer& optimizer,
+                              int64_t rows = 41) {
+  DlrmConfig config = {.dense = 3, .tables = 4, .rows = rows, .width = 6};
   config.bottom = {9};
   config.top = {16, 12, 12, 8};
   config.cut = cut;
   auto samples = std::make_shared<SyntheticClicks>(
-      SyntheticClicks::Options{.dense = 3, .categorical = 4, .buckets = 41, .seed = 3});
+      SyntheticClicks::Options{.dense = 3, .categorical = 4, .buckets = rows, .seed = 3});
   auto loss = [=](Model& model) {
     auto in = SmallInputs(model, *samples);
     Tensor logits = DlrmLogits(model.scope(), in["dense"], in["ids"], config);
@@ -174,6 +177,7 @@ inline std::vector<SmallModel> SmallModels() {
   models.back().clip_norm = 1;
   models.push_back(SmallClicks("dlrm", "mixed", Adagrad{.lr = 0.05, .by_rows = true}));
   models.push_back(SmallClicks("dlrm_sgd", "rows", Sgd{.lr = 0.2}));
+  models.push_back(SmallClicks("dlrm_rows", "rows", Adagrad{.lr = 0.05, .by_rows = true}, 48));
   models.push_back(SmallMoe());
   models.push_back(SmallBert());
   models.push_back(SmallUnet());

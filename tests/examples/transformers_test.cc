@@ -17,6 +17,8 @@
 #include "tests/python.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 namespace fs = std::filesystem;

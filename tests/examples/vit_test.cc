@@ -12,6 +12,8 @@
 #include "tests/processes.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 using nlohmann::json;

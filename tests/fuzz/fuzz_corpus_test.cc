@@ -15,6 +15,8 @@
 #include "tests/fuzz/readers.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 namespace fs = std::filesystem;

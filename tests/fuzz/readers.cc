@@ -16,6 +16,8 @@
 #include "tests/error_of.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 namespace fs = std::filesystem;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compiler/compile.h"
+#include "core/device/library_memory.h"
 #include "core/plan/plan_values.h"
 #include "core/random.h"
 #include "examples/gpt_model.h"
@@ -32,6 +33,8 @@ DEFINE_int32(steps, 30, "measured, after 5 that are not");
 DEFINE_int32(hottest, 10, "kernels that are shown");
 
 namespace oneflow_like::gpu {
+
+using namespace examples;
 namespace {
 
 constexpr int kWarmUp = 5;
@@ -175,7 +178,9 @@ std::string NotByLibraries(const BackendCounts& counts) {
 void PrintMemory(const Training& training, const BackendCounts& counts) {
   const double mib = 1 << 20;
   const double other = static_cast<double>(counts.other_bytes) / mib,
-               told = static_cast<double>(counts.ranks * kCudaBytesOfOthers) / mib;
+               told = static_cast<double>(counts.ranks * kCudaBytesOfOthers +
+                                          counts.devices * LibraryMemoryHere().bytes) /
+                      mib;
   std::printf(
       "memory: %.0f MiB planned, %.0f MiB allocated; libraries and graphs hold %.0f MiB more, the table "
       "allows for %.0f: %s\n",

@@ -1,14 +1,14 @@
 #!/bin/sh
 # Makes the folder and the archive that take the GPU tests and benchmarks to a machine with nothing but a driver and
 # CUDA's libraries:
-#   tests/gpu/bundle.sh             builds, and makes build/gpu_bundle and build/gpu_bundle.tar.gz
+#   tests/gpu/bundle.sh             builds, and makes build/gpu_bundle and build/gpu_bundle.tar.xz
 #   tests/gpu/bundle.sh --no-build  of what has been built
 #   tests/gpu/bundle.sh --check     also unpacks it elsewhere and proves that nothing but glibc and CUDA's libraries is
 #                                   missing in it
-# There: tar xzf gpu_bundle.tar.gz && gpu_bundle/run.sh
+# There: tar xJf gpu_bundle.tar.xz && gpu_bundle/run.sh
 set -eu
 cd "$(dirname "$0")/../.."
-build=build most_mb=60
+build=build most_mb=40
 make=yes check=no
 for argument in "$@"; do
   case $argument in
@@ -39,8 +39,11 @@ libraries_of() {  # files -> paths of what they need, however deep
 bundle=$build/gpu_bundle
 rm -rf "$bundle"
 mkdir -p "$bundle/bin" "$bundle/lib" "$bundle/data" "$bundle/peers"
-for program in ops_gpu runtime_gpu bench_gpu gpt mlp; do
+for program in ops_gpu runtime_gpu bench_gpu programs; do
   strip -o "$bundle/bin/$program" "$build/gpu/bin/$program"
+done
+for program in gpt llama resnet vit bert unet dlrm moe caption insightface; do
+  ln -s programs "$bundle/bin/$program"
 done
 strip -o "$bundle/lib/liboneflow_like_cuda.so" "$backend"
 cp tests/gpu/run.sh "$bundle/"
@@ -53,7 +56,7 @@ blas=$(objdump -p "$backend" | sed -n 's/.*NEEDED *\(libcublasLt[.]so[.0-9]*\)/\
   if grep -aq libnccl.so.2 "$backend"; then echo libnccl.so.2; fi
   echo libcuda.so.1  # the driver's
 } > "$bundle/wanted"
-cp tests/peers/gpt_cuda.py tests/peers/gpt_torch.py "$bundle/peers/"
+cp tests/peers/gpt_cuda.py tests/peers/gpt_torch.py tests/peers/steps_cuda.py tests/peers/torch_models.py "$bundle/peers/"
 text=/usr/share/doc/jargon-text/jargon.txt.gz
 if [ ! -e $text ]; then
   echo "bundle.sh: no $text (jargon-text): the check 'examples' needs it" >&2
@@ -98,16 +101,16 @@ NVRTC, and for what uses them cuDNN 9 and NCCL 2. PyTorch 2 (python3) and comput
 Run: ./run.sh        one table; exit code 0: all passed. ./run.sh --list names the checks.
      ./run.sh --only=correctness --total=590    where a command may take ten minutes; speed and sanitizers are groups, too
 TEXT
-tar -C "$build" -czf "$bundle.tar.gz" gpu_bundle
-mb=$(($(stat -c %s "$bundle.tar.gz") / 1000000))
-echo "$bundle.tar.gz: $mb MB packed, $(du -sm "$bundle" | cut -f 1) MB unpacked, needs glibc $glibc"
+tar -C "$build" -cJf "$bundle.tar.xz" gpu_bundle
+mb=$(($(stat -c %s "$bundle.tar.xz") / 1000000))
+echo "$bundle.tar.xz: $mb MB packed, $(du -sm "$bundle" | cut -f 1) MB unpacked, needs glibc $glibc"
 if [ $mb -gt $most_mb ]; then echo "bundle.sh: more than $most_mb MB" >&2; exit 1; fi
 [ $check = yes ] || exit 0
 
 # Elsewhere, with an empty environment: which libraries the loader really opens.
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-tar -C "$place" -xzf "$bundle.tar.gz"
+tar -C "$place" -xJf "$bundle.tar.xz"
 outside() {  # a program and its arguments: what it opened that lies neither in the bundle nor is a machine's own
   ( cd "$place" && env -i PATH=/usr/bin:/bin LD_DEBUG=files UCX_MODULE_DIR="$place/gpu_bundle/lib/ucx" "$@" 2>&1 \
       >/dev/null ) |

@@ -78,8 +78,7 @@ TEST(CpuLevels, TheHighestThatTheProcessorHasIsPicked) {
 TEST(CpuLevels, ALevelShowsItsEntryAlone) {
   if (CpuLevels().size() == 1) GTEST_SKIP() << "a build of one level";
   for (const char* level : {"V3", "V4", "V4Bf16"}) {
-    const std::string command =
-        std::string("nm --defined-only --extern-only " OFL_LEVELS_DIR "/ops_cpu_portable_") + level + ".o";
+    const std::string command = std::string("nm --defined-only --extern-only " OFL_LEVELS) + level + ".o";
     FILE* pipe = popen(command.c_str(), "r");
     std::vector<std::string> names;
     char line[4096];

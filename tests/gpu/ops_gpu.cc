@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -22,6 +23,9 @@ DEFINE_bool(apart, false, "an allocation for each operand, for compute-sanitizer
 DEFINE_bool(quick, false, "the operators' own samples in every type on whole tensors, nothing varied or cut");
 DEFINE_int32(pairs, 200,
              "signatures on a mesh of two axes that are tried of each sample; a tenth of its variants");
+DEFINE_double(seconds, 0,
+              "of all operators under every signature: samples are drawn for about so long; 0: all of them");
+DEFINE_uint64(seed, 1, "of these draws");
 
 namespace oneflow_like::gpu {
 namespace {
@@ -121,8 +125,17 @@ TEST_P(Operator, AgreesInEveryType) {
 
 TEST_P(Operator, AgreesUnderEverySignature) {
   if (FLAGS_quick) GTEST_SKIP() << "--quick";
-  Report report = CheckOperator(def(), ReferenceOf(def()), OnDevice(),
-                                {true, FLAGS_pairs, std::max(1, FLAGS_pairs / 10)});
+  oracle::CheckOptions options = {.most_pairs = FLAGS_pairs,
+                                  .pairs_of_variant = std::max(1, FLAGS_pairs / 10)};
+  const auto begin = std::chrono::steady_clock::now();
+  const double share = FLAGS_seconds / static_cast<double>(OperatorsWithKernels().size());
+  if (FLAGS_seconds > 0) {
+    options.draws = FLAGS_seed;
+    options.enough = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > share;
+    };
+  }
+  Report report = CheckOperator(def(), ReferenceOf(def()), OnDevice(), options);
   EXPECT_EQ(report.failed, 0) << report.str();
   Count(report.cases);
 }

@@ -6,6 +6,10 @@
 #   ./run.sh --limit=600            no program may take longer, in seconds (default 1800)
 #   ./run.sh --total=570            no check begins after so many seconds, and none then running goes on: a table
 #                                   in any case, where a command may not take longer
+#   ./run.sh --apart                one check at a time; else those of correctness run side by side where there are at
+#                                   least eight cores (their seconds are then those of all)
+#   ./run.sh --seed=N               of the cuts that 'signatures' draws (default: the time), --signature_seconds=N for
+#                                   how long (default 60; 0: all 200,000)
 #   ./run.sh --python=FILE          the one that has PyTorch, where it is none of the usual ones
 #   ./run.sh --caches=DIR           where compiled kernels are kept (default ./caches, so that they can be taken along
 #                                   to the next bare machine; empty: where the user's are)
@@ -15,12 +19,15 @@
 set -u
 cd "$(dirname "$0")" || exit 1
 
-FIRST="ops sizes loss_curves narrow_types faults sessions out_of_memory examples nccl cards boxing"
-LONG="signatures"  # some 200,000 cases: after what says how fast it is
-CORRECTNESS="$FIRST $LONG"
-SANITIZERS="memcheck racecheck"
-SPEED="ceilings steps_124M torch_124M kernels_124M steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
-CHECKS="$FIRST $SPEED $LONG $SANITIZERS"
+TOGETHER="ops sizes loss_curves narrow_types faults sessions examples programs nccl cards boxing signatures"
+CORRECTNESS="$TOGETHER out_of_memory"  # which wants the whole card
+SANITIZERS="racecheck memcheck"
+MODELS="llama_160m resnet_50 llama_1b moe_64 vit_base bert_base dlrm unet"  # as in peers/steps_cuda.py
+FIRST="steps_124M torch_124M model_llama_160m model_resnet_50 model_llama_1b model_moe_64"
+REST="ceilings kernels_124M model_vit_base model_bert_base model_dlrm model_unet steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
+SPEED="$FIRST $REST"
+CHECKS="$CORRECTNESS $FIRST $SANITIZERS $REST"
+apart=no seed=$(date +%s) signature_seconds=60
 only= device=0 logs=logs limit=1800 total=0 python= caches=caches
 for argument in "$@"; do
   case $argument in
@@ -30,9 +37,12 @@ for argument in "$@"; do
     --limit=*) limit=${argument#*=} ;;
     --total=*) total=${argument#*=} ;;
     --python=*) python=${argument#*=} ;;
+    --apart) apart=yes ;;
+    --seed=*) seed=${argument#*=} ;;
+    --signature_seconds=*) signature_seconds=${argument#*=} ;;
     --caches=*) caches=${argument#*=} ;;
     --list) echo $CHECKS; exit 0 ;;
-    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --python=FILE --caches=DIR --list" >&2; exit 1 ;;
+    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --apart --seed=N --signature_seconds=N --python=FILE --caches=DIR --list" >&2; exit 1 ;;
   esac
 done
 only=$(for check in $only; do
@@ -180,11 +190,83 @@ examples() {
     END { printf "figure: gpt, %d steps, cpu and GPU differ by %.1e\n", lines, worst; exit !(lines == 20 && worst <= 1e-3) }'
 }
 
+# Each program's losses on the GPU beside the CPU's, in fp32. A network with batch norms is chaotic: two meshes of the
+# CPU differ by 1e-2 at the twelfth step.
+PROGRAMS="gpt llama resnet vit bert unet dlrm moe caption insightface"
+small_flags() {
+  case $1 in
+    gpt | llama) echo --layers=2 --context=64 --batch=8 --sample_tokens=0 ;;
+    moe) echo --layers=2 --context=64 --batch=8 --sample_tokens=0 ;;
+    bert) echo --layers=2 --context=64 --batch=8 ;;
+    vit) echo --layers=2 --image_size=16 --batch=8 ;;
+    caption) echo --layers=2 --image_size=8 --batch=8 ;;
+    resnet | unet | insightface) echo --image_size=16 --batch=8 ;;
+    dlrm) echo --tables=5 --batch=32 ;;
+  esac
+}
+program_losses() {  # program mesh file
+  program=$1 mesh=$2 to=$3
+  shift 3
+  # shellcheck disable=SC2046
+  set -- $(small_flags "$program") --steps=12 --eval_batches=0 "--mesh=$mesh" "--log_json=$to"
+  case $program in gpt | llama | moe | bert) set -- "$@" --text=data/jargon.txt.gz ;; esac
+  case $mesh in cuda:*) set -- "$@" "--devices=$device" ;; esac
+  ours "bin/$program" "$@"
+}
+programs() {
+  wrong= worst=0
+  for program in $PROGRAMS; do
+    program_losses "$program" cpu:dp=1 "$logs/${program}_12_cpu.json" &&
+      program_losses "$program" cuda:dp=1 "$logs/${program}_12_cuda.json" || { wrong="$wrong $program" && continue; }
+    steps=12 bound=1e-5
+    case $program in resnet | insightface) steps=4 bound=1e-4 ;; esac
+    differs=$(paste "$logs/${program}_12_cpu.json" "$logs/${program}_12_cuda.json" | grep '"loss"' |
+      sed 's/[^\t]*"loss": *\([^,}]*\)[^\t]*/\1/g' | awk -v steps=$steps '
+        NR <= steps { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; lines++ }
+        END { if (lines == steps) printf "%.1e", worst; else print "missing" }')
+    echo "$program: the losses of $steps steps on the CPU and the GPU differ by $differs of themselves, allowed are $bound"
+    awk -v a="$differs" -v b=$bound 'BEGIN { exit !(a != "missing" && a + 0 <= b + 0) }' || wrong="$wrong $program"
+    worst=$(awk -v a="$worst" -v b="$differs" 'BEGIN { if (b + 0 > a + 0) print b; else print a }')
+  done
+  if [ -n "$wrong" ]; then echo "figure: other losses than on the CPU, or none:$wrong" && return 1; fi
+  echo "figure: ten programs, CPU and GPU differ by at most $worst"
+}
+
+# A program's step in bf16 beside the same model's in PyTorch, compiled.
+model_step() {  # name, as in peers/steps_cuda.py
+  flags=$("$python" peers/steps_cuda.py "$1" --flags 2>/dev/null || sed -n "s/^    \"$1\": \"\(.*\)\",/\1/p" peers/steps_cuda.py)
+  program=${flags%% *}
+  # shellcheck disable=SC2086
+  set -- "$1" ${flags#* } --mesh=cuda:dp=1 "--devices=$device" --dtype=bf16 --steps=25 --eval_batches=0
+  name=$1
+  shift
+  case $program in llama | moe) set -- "$@" --sample_tokens=0 ;; esac
+  ours "bin/$program" "$@" "--log_json=$logs/model_$name.json" || return
+  own=$(sed -n 's/.*"step_ms": *\([0-9.e+-]*\).*/\1/p' "$logs/model_$name.json" | tail -n +6 | sort -g |
+    awk '{ a[NR] = $1 } END { if (NR) print a[int((NR + 1) / 2)] }')
+  [ -n "$own" ] || { echo "error: $program wrote no times of steps" && return 1; }
+  text="$own ms a step"
+  if sees_gpu; then
+    timeout -k 10 "$(seconds_left)" "$python" peers/steps_cuda.py "$name" --device "$device" > "$log.torch" 2>&1
+    code=$?
+    cat "$log.torch"
+    [ $code -eq 0 ] || { echo "figure: $text; PyTorch's ended with $code" && return $code; }
+    their=$(json "$log.torch" step_ms)
+    text="$text, PyTorch $(json "$log.torch" torch) compiled $their: $(awk "BEGIN { printf \"%.2f\", $their / $own }") times as fast"
+  else
+    text="$text; $python has no PyTorch 2 that sees a GPU"
+  fi
+  echo "figure: $text"
+}
+
 bench() { ours bin/bench_gpu "--device=$device" "$@"; }
 
+sees_gpu() {
+  "$python" -c 'import torch, sys; sys.exit(not (torch.cuda.is_available() and int(torch.__version__.split(".")[0]) >= 2))' 2>/dev/null
+}
+
 torch_steps() {  # model batches...
-  if ! "$python" -c 'import torch, sys; sys.exit(not (torch.cuda.is_available() and int(torch.__version__.split(".")[0]) >= 2))' 2>/dev/null
-  then
+  if ! sees_gpu; then
     missing "$python has no PyTorch 2 that sees a GPU"
     return 1
   fi
@@ -202,7 +284,7 @@ run_check() {
   case $1 in
     ops) tests ops_gpu 'Catalog/*Has*:Catalog/*InEveryType*:Larger*:Together*:Faults*' ;;
     sizes) tests ops_gpu '*ModelSizes*' ;;
-    signatures) tests ops_gpu 'Catalog/*UnderEverySignature*' ;;
+    signatures) tests ops_gpu 'Catalog/*UnderEverySignature*' "--seconds=$signature_seconds" "--seed=$seed" ;;
     boxing) tests ops_gpu 'Boxing*' && tests runtime_gpu 'Boxing*' ;;
     loss_curves) tests runtime_gpu 'LossCurve*:*VirtualGpus*' ;;
     narrow_types) tests runtime_gpu '*Narrow*' ;;
@@ -212,6 +294,8 @@ run_check() {
     out_of_memory) tests runtime_gpu 'Memory*' && tests ops_gpu 'Memory*' ;;
     sessions) tests runtime_gpu 'Sessions*' ;;
     examples) examples ;;
+    programs) programs ;;
+    model_*) model_step "${1#model_}" ;;
     memcheck | racecheck) sanitizer "$1" ;;
     ceilings) bench --what=ceilings ;;
     steps_124M) bench --what=steps --model=124M --batch=32 ;;
@@ -233,33 +317,40 @@ if [ $code -eq 2 ]; then exit 2; fi
 if [ $code -ne 0 ]; then cat "$logs/device.log"; exit 1; fi
 
 failed=0 absent=0
-printf '\n| check | result | figure | seconds |\n|---|---|---|---|\n'
-for check in ${only:-$CHECKS}; do
-  log=$logs/$check.log
-  rm -f "$log.missing" "$log.skipped"
+# Runs a check and keeps what became of it beside its log.
+perform() {
+  log=$logs/$1.log
+  rm -f "$log.missing" "$log.skipped" "$log.torch" "$log.ended"
   start=$(date +%s)
   if [ "$total" -gt 0 ] && [ $((start - began)) -ge "$total" ]; then
     missing "no time was left"
     code=1
   else
-    run_check "$check" > "$log" 2>&1
+    run_check "$1" > "$log" 2>&1
     code=$?
   fi
-  seconds=$(($(date +%s) - start))
-  figure=$(sed -n 's/^figure: //p' "$log" | tail -n 1)
+  echo "$code $(($(date +%s) - start))" > "$log.ended"
+}
+
+# Prints the line of the table of a check that was performed.
+tell() {
+  check=$1 log=$logs/$1.log
+  read -r code seconds < "$log.ended"
+  rm -f "$log.ended"
+  figure=$(sed -n 's/^figure: //p' "$log" 2>/dev/null | tail -n 1)
   if [ -e "$log.missing" ]; then
     result="not run" figure=$(sed 's/^not run: //' "$log.missing") absent=$((absent + 1))
     rm -f "$log.missing"
   elif [ -e "$log.skipped" ]; then
     result=skipped figure=$(cat "$log.skipped")
     rm -f "$log.skipped"
-  elif [ $code -eq 0 ]; then
+  elif [ "$code" -eq 0 ]; then
     result=passed
-  elif [ $code -eq 124 ] && [ "$total" -gt 0 ] && [ $(($(date +%s) - began)) -ge "$total" ]; then
+  elif [ "$code" -eq 124 ] && [ "$total" -gt 0 ] && [ $(($(date +%s) - began)) -ge "$total" ]; then
     result="not finished" figure="no time was left" absent=$((absent + 1))
   else
     result="FAILED ($code)" failed=$((failed + 1))
-    if [ $code -eq 124 ] || [ $code -eq 137 ]; then figure="ended after $limit s, or killed"; fi
+    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then figure="ended after $limit s, or killed"; fi
     reason=$(grep -m 1 -A 1 '^error: \|: Failure$' "$log" | tr '\n|' ' /' | cut -c 1-160)
     [ -n "$figure$reason" ] || reason=$(grep -m 1 'error\|\[  FAILED' "$log" | tr '|' '/' | cut -c 1-160)
     figure="$figure${figure:+${reason:+; }}$reason"
@@ -268,6 +359,23 @@ for check in ${only:-$CHECKS}; do
   warnings=$(grep -c '^W[0-9]\{4\}' "$log" 2>/dev/null)
   if [ "${warnings:-0}" -gt 0 ]; then figure="$figure; $warnings warnings in its log"; fi
   printf '| %s | %s | %s | %s |\n' "$check" "$result" "$figure" "$seconds"
+}
+
+checks=${only:-$CHECKS}
+printf '\n| check | result | figure | seconds |\n|---|---|---|---|\n'
+together=
+if [ $apart = no ] && [ "$(nproc)" -ge 8 ]; then
+  for check in $checks; do
+    case " $TOGETHER " in *" $check "*) together="$together $check" ;; esac
+  done
+  for check in $together; do perform "$check" & done
+  wait
+  for check in $together; do tell "$check"; done
+fi
+for check in $checks; do
+  case " $together " in *" $check "*) continue ;; esac
+  perform "$check"
+  tell "$check"
 done
 for check in kernels_124M kernels_1.3B gemms_124M gemms_1.3B; do
   [ -z "$only" ] || case " $only " in *" $check "*) ;; *) continue ;; esac

@@ -5,14 +5,20 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "examples/llama_model.h"
+#include "oneflow_like/model/blocks.h"
 #include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/model/variables.h"
+#include "oneflow_like/session/cut_moves.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 // Along tp, for use.
@@ -68,6 +74,21 @@ TEST(AutoCuts, BlocksOfLlamaBecomeColumnRow) {
   }
 }
 
+// Tensor parallelism over a group of axes cuts an axis of a weight by all of them.
+TEST(AutoCuts, BlocksAreCutOverGroups) {
+  GptProgram program(AutoGpt("cpu:dp=1,out=2,in=2;tp=out*in"));
+  const Session train = program.MakeTrain();
+  const std::string text = program.model().CutsText();
+  for (const char* line : {"block*/mlp/up ", "block*/attention/q "}) {
+    const size_t at = text.find(line);
+    ASSERT_NE(at, std::string::npos) << text;
+    EXPECT_NE(text.substr(at, text.find('\n', at) - at).find("out:S1 in:S1"), std::string::npos) << text;
+  }
+  const size_t at = text.find("block*/mlp/down ");
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_NE(text.substr(at, text.find('\n', at) - at).find("out:S0 in:S0"), std::string::npos) << text;
+}
+
 // A hidden layer whose weights are annotated as `up` and `down` say.
 struct Hidden {
   Annotation up, down;
@@ -99,6 +120,27 @@ TEST(AutoCuts, AnnotationsHold) {
   EXPECT_EQ(CutsOf({.up = whole, .down = whole, .auto_cuts = AutoCuts::kAll}), Cuts("S1", "S0"));
   EXPECT_EQ(CutsOf({.auto_cuts = AutoCuts::kAll, .patterns = {{"*up", {.sbp = whole}}}}).first, "B");
   EXPECT_EQ(CutsOf({.auto_cuts = AutoCuts::kNone}), Cuts("B", "B"));
+}
+
+// Experts of ranks that have room, where the search for cuts alone ends at a slower plan.
+TEST(AutoCuts, AreNoSlowerThanAnnotations) {
+  const auto seconds_of = [](AutoCuts auto_cuts) {
+    Model model(Mesh::Parse("cpu:dp=1,tp=4"), {.auto_cuts = auto_cuts});
+    Tensor x = model.Input("x", {8, 128, 128}, DType::kFloat32, {{"dp", S(0)}});
+    nn::ExpertsOptions experts;
+    experts.inner = 256;
+    experts.room = 1.5;
+    experts.ep = "dp";
+    Tensor y = nn::layers(model.scope(), x, 2, [&](Scope s, Tensor h, int64_t) {
+      h = h + nn::Attention(s / "attention", nn::LayerNorm(s / "norm1", h), {.heads = 4});
+      return h + nn::Experts(s / "experts", nn::LayerNorm(s / "norm2", h), experts).y;
+    });
+    TrainOptions options;
+    options.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+    const Session train = Train(mean(square(y)), AdamW{.lr = .1}, options);
+    return train.impl()->compiled.logical.makespan;
+  };
+  EXPECT_LE(seconds_of(AutoCuts::kAll), 1.001 * seconds_of(AutoCuts::kNone));
 }
 
 int64_t FullestRank(const Session& session) {
@@ -193,16 +235,16 @@ Layers DrawLayers(uint64_t seed) {
 
 // Each weight cut as `cuts` says; where it says nothing they are chosen within the budget. The peak, or none
 // if no plan was found that fits.
-std::optional<int64_t> PeakOf(const Layers& layers, const std::vector<Sbp>& cuts, int64_t budget) {
+std::optional<int64_t> PeakOf(const Layers& layers, const std::vector<Annotation>& cuts, int64_t budget) {
   ModelOptions options{.auto_cuts = cuts.empty() ? AutoCuts::kOpen : AutoCuts::kNone};
   options.memory_budget = budget;
   options.link.bandwidth = 1e6;  // whole weights would be fastest
   Model model(Mesh::Parse(layers.mesh), options);
   Tensor x = model.Input("x", {layers.rows, layers.widths[0]}, DType::kFloat32);
   for (size_t i = 0; i + 1 < layers.widths.size(); ++i) {
-    const Annotation cut = cuts.empty() ? Annotation() : Annotation{{"tp", cuts[i]}};
-    Tensor w = model.scope().Weight(Cat("w", static_cast<char>('a' + i)),
-                                    {layers.widths[i], layers.widths[i + 1]}, Normal(0.02), cut);
+    Tensor w =
+        model.scope().Weight(Cat("w", static_cast<char>('a' + i)), {layers.widths[i], layers.widths[i + 1]},
+                             Normal(0.02), cuts.empty() ? Annotation() : cuts[i]);
     x = gelu(matmul(x, w));
   }
   try {
@@ -214,22 +256,54 @@ std::optional<int64_t> PeakOf(const Layers& layers, const std::vector<Sbp>& cuts
   }
 }
 
-// A plan that fits with some cuts of the weights is found.
+std::string Text(const Annotation& annotation) {
+  std::string text;
+  for (const auto& [axis, sbp] : annotation) text += Cat(axis, ":", sbp.str(), " ");
+  return text;
+}
+
+// A plan that fits with some cuts of the two weights, each out of `all`, is found.
+void ExpectFindsWhatFits(const Layers& layers, const std::vector<Annotation>& all) {
+  int64_t least = 0;
+  std::string how;
+  for (const Annotation& first : all)
+    for (const Annotation& second : all) {
+      const int64_t peak = *PeakOf(layers, {first, second}, 0);
+      if (least == 0 || peak < least) least = peak, how = Text(first) + "and " + Text(second);
+    }
+  SCOPED_TRACE(Cat(layers.mesh, ", rows ", layers.rows, ", widths ", layers.widths[0], " ", layers.widths[1],
+                   " ", layers.widths[2], "; ", how, " takes ", least, " bytes"));
+  const std::optional<int64_t> peak = PeakOf(layers, {}, least + least / 20);
+  EXPECT_TRUE(peak.has_value());
+  EXPECT_LE(peak.value_or(0), least + least / 20);
+}
+
 TEST(AutoCuts, FindsWhatFits) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
-    const Layers layers = DrawLayers(seed);
-    int64_t least = 0;
-    std::string how;
-    for (const Sbp& first : {B(), S(0), S(1)})
-      for (const Sbp& second : {B(), S(0), S(1)}) {
-        const int64_t peak = *PeakOf(layers, {first, second}, 0);
-        if (least == 0 || peak < least) least = peak, how = Cat(first.str(), " ", second.str());
-      }
-    SCOPED_TRACE(Cat("seed ", seed, ", ", layers.mesh, ", rows ", layers.rows, ", widths ", layers.widths[0],
-                     " ", layers.widths[1], " ", layers.widths[2], "; ", how, " takes ", least, " bytes"));
-    const std::optional<int64_t> peak = PeakOf(layers, {}, least + least / 20);
-    EXPECT_TRUE(peak.has_value());
-    EXPECT_LE(peak.value_or(0), least + least / 20);
+    SCOPED_TRACE(Cat("seed ", seed));
+    ExpectFindsWhatFits(DrawLayers(seed), {{{"tp", B()}}, {{"tp", S(0)}}, {{"tp", S(1)}}});
+  }
+}
+
+// Over two axes, which may cut one axis of a weight: the only way where the other is short.
+TEST(AutoCuts, FindsWhatFitsOverTwoAxes) {
+  std::vector<Annotation> all;
+  for (const Sbp& outer : {B(), S(0), S(1)})
+    for (const Sbp& inner : {B(), S(0), S(1)}) all.push_back({{"up", outer}, {"tp", inner}});
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(Cat("seed ", seed));
+    Layers layers = DrawLayers(seed);
+    layers.mesh = seed % 2 ? "cpu:up=2,tp=2" : "cpu:up=2,tp=2;all=up*tp";
+    std::vector<Annotation> some = all;
+    if (seed % 3 == 0) {
+      layers.widths = {1, 2048, 1};
+      some = {{{"up", B()}, {"tp", B()}},
+              {{"up", B()}, {"tp", S(1)}},
+              {{"up", S(1)}, {"tp", S(1)}},
+              {{"up", B()}, {"tp", S(0)}},
+              {{"up", S(0)}, {"tp", S(0)}}};
+    }
+    ExpectFindsWhatFits(layers, some);
   }
 }
 
@@ -343,6 +417,60 @@ TEST(AutoCuts, StateLiesWithItsWeight) {
     train.Run({{"ids", ToHost(std::vector<int32_t>(64, 3), {64})}}).Wait();
     EXPECT_NE(model.CutsText().find("w "), std::string::npos) << model.CutsText();
   }
+  // A number for each column, which has an axis of the weight's first number and another extent.
+  const Optimizer columns("columns", [](WeightUpdate& u) {
+    Tensor w = u.weight(), g = u.gradient();
+    if (w.shape().rank() == 1) return u.Assign(w, w - u.Rate(0.1) * g);
+    Tensor c = u.ShapedState("columns", {w.shape()[1]}, {1}, 0.25);
+    u.Assign(c, scale(c, 0.5) + mean(square(g), {0}));
+    u.Assign(w, w - u.Rate(0.1) * g / unsqueeze(sqrt(c), 0));
+  });
+  double estimates[2];  // of what is found, and with the same annotated
+  for (bool annotated : {false, true}) {
+    Model model(Mesh::Parse("cpu:tp=2"), {.auto_cuts = AutoCuts::kOpen});
+    const auto cut = [&](int axis) { return annotated ? Annotation{{"tp", S(axis)}} : Annotation{}; };
+    Tensor x = model.Input("x", {64, 512}, DType::kFloat32);
+    Tensor up = model.scope().Weight("up", {512, 2048}, Normal(.02), cut(1));
+    Tensor down = model.scope().Weight("down", {2048, 512}, Normal(.02), cut(0));
+    Tensor scale_of = model.scope().Weight("scale", {512}, Ones());
+    const Session train = Train(mean(square(matmul(tanh(matmul(x, up)), down) * scale_of)), columns);
+    const std::string text = model.CutsText(), words = "by estimate: ";
+    if (!annotated) {
+      EXPECT_NE(text.find("down   tp:S0"), std::string::npos) << text;
+    }
+    ASSERT_NE(text.find(words), std::string::npos) << text;
+    estimates[annotated] = std::stod(text.substr(text.find(words) + words.size()));
+  }
+  EXPECT_NEAR(estimates[0], estimates[1], .02 * estimates[1]);
+}
+
+// A cut over ranks of the batch or of a sequence is how a weight is stored; one over tensor-parallel ranks is
+// how it is used.
+TEST(CutMoves, AreOfWhatAxesAreFor) {
+  const auto loss_of = [](Model& model) {
+    Tensor x = model.Input("x", {8, 16, 64}, DType::kFloat32, {{"dp", S(0)}, {"cp", S(1)}});
+    Tensor y = tanh(matmul(x, model.scope().Weight("up", {64, 256}, Normal(.02))));
+    return mean(square(matmul(y, model.scope().Weight("down", {256, 64}, Normal(.02)))));
+  };
+  const Mesh mesh = Mesh::Parse("cpu:dp=2,cp=2,tp=2");
+  TrainOptions train;
+  train.parallel = {.batch = "dp", .tensor = "tp", .context = "cp"};
+  Model placed(mesh), open(mesh);
+  const CompileOptions options = Train(loss_of(placed), Sgd{}, train).impl()->compiled.options;
+  GraphOfModel& source = open.impl()->graph;
+  const int loss = loss_of(open).id();
+  Graph graph = SessionGraph(source, {{"loss", loss}}, DivisionOf(source));
+  graph.KeepOnly({graph.AddTrain(loss, {}), graph.AddFetch("loss", loss)});
+  const CutMoves moves(*open.impl(), RunPasses("", kBeforeCuts, std::move(graph), options), options);
+  std::set<int> entries;
+  for (const VariableCuts& cuts : moves.Beside({{"up", {}}, {"down", {}}}))
+    for (const auto& [weight, cut] : cuts)
+      for (const auto& [entry, sbp] : cut.fixed) {
+        entries.insert(entry);
+        EXPECT_EQ(cut.stored.count(entry) > 0, mesh.axis_name(entry - 1) != "tp")
+            << weight << " " << mesh.axis_name(entry - 1) << " " << sbp.str();
+      }
+  EXPECT_EQ(entries, (std::set<int>{1, 2, 3}));
 }
 
 TEST(AutoCuts, TheSameChoiceEachTime) {

@@ -16,6 +16,8 @@
 #include "tests/oneflow_like/thread_job.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 constexpr int kRows = 12, kIn = 5, kHidden = 4, kOut = 2;

@@ -146,6 +146,12 @@ const std::vector<std::pair<const char*, Between>> kFunctions = {
        Tensor rows = focal_loss(y, target, {.gamma = 1.5}) + triplet_margin_loss(x, y, flip(y, {1}));
        return unsqueeze(rows, 1) + sigmoid_focal_loss(y, sigmoid(x));
      }},
+    {"linear_cross_entropy",
+     [](Tensor x, Tensor w) {
+       CrossEntropyOptions options{.label_smoothing = 0.1, .z_loss = 0.01, .ignore_index = 2};
+       options.class_weights = sum(square(w), {1}) + 0.5;
+       return x * unsqueeze(linear_cross_entropy(x, w, argmax(x), options, 8), 1);
+     }},
     {"ctc_loss",
      [](Tensor x, Tensor w) {
        Tensor log_probs = log_softmax(reshape(concat({x, matmul(x, w), -x}, 1), {kBatch, 6, 4}));
@@ -236,6 +242,45 @@ TEST(ComposedModel, StaysNearInSixteenBits) {
     }
   }
   EXPECT_EQ(found, smooth.size());
+}
+
+// The mean in one pass, with classes whole and cut, beside the two operators; with a weight that only it
+// reads.
+TEST(ComposedModel, HeadInOnePass) {
+  const auto losses = [](const std::string& mesh, int micro_batches, DType dtype, bool in_tiles) {
+    Model model(FullMesh(mesh));
+    Scope s = model.scope();
+    Tensor x = model.Input("x", {kBatch, kWidth}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor hidden = tanh(matmul(x, s.Weight("in", {kWidth, kWidth}, Normal(0.5), {{"tp", S(1)}})));
+    Tensor w = s.Weight("out", {5, kWidth}, Normal(0.5), {{"tp", S(0)}});
+    Tensor target = argmax(slice(x, 1, 0, 5)) - 1;  // some are -1
+    CrossEntropyOptions options{.ignore_index = 3};
+    options.class_weights = s.Weight("class_weights", {5}, Uniform(0.5, 2));
+    Tensor loss = in_tiles ? mean_linear_cross_entropy(hidden, w, target, options, 8)
+                           : mean(cross_entropy(matmul(hidden, transpose(w, {1, 0})), target, options));
+    TrainOptions train;
+    train.micro_batches = micro_batches;
+    train.dtype = dtype;
+    Session session = Train(loss, Sgd{.lr = 0.5}, train);
+    std::vector<float> all;
+    for (uint64_t step = 0; step < 5; ++step)
+      all.push_back(session.Run({{"x", Floats(step, {kBatch, kWidth})}}).Scalar("loss"));
+    return all;
+  };
+  const std::vector<float> wanted = losses("cpu:dp=1", 1, DType::kFloat32, false);
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+    for (auto [mesh, micro_batches] : {std::pair{"cpu:dp=1", 1},
+                                       {"cpu:dp=1", 3},
+                                       {"cpu:dp=3", 2},
+                                       {"cpu:tp=2", 1},
+                                       {"cpu:tp=3", 2},
+                                       {"cpu:dp=2,tp=2", 1},
+                                       {"cpu:dp=2,tp=2", 3}}) {
+      const std::vector<float> got = losses(mesh, micro_batches, dtype, true);
+      for (size_t i = 0; i < wanted.size(); ++i)
+        EXPECT_NEAR(got[i], wanted[i], (dtype == DType::kFloat32 ? 1e-5 : 3e-2) * (0.1 + std::abs(wanted[i])))
+            << mesh << " in " << micro_batches << " micro-batches, " << Name(dtype) << ", step " << i;
+    }
 }
 
 }  // namespace

@@ -13,6 +13,8 @@
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 // Pairs of a query and a key that it sees, of each part, over their mean.

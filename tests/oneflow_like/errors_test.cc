@@ -251,8 +251,10 @@ TEST(Errors, AnnotationsAndStages) {
         MISTAKE("^weight 'w' at .*no axis mp", m.scope().Weight("w", {4}, Zeros(), {{"mp", S(0)}})),
         MISTAKE("^input 'a' at .*mesh axis dp is annotated twice",
                 m.Input("a", {4}, DType::kFloat32, {{"dp", S(0)}, {"dp", B()}})),
-        MISTAKE("^input 'a' at .*tensor axis 0 is cut twice, by mesh axes dp and tp",
-                m.Input("a", {4}, DType::kFloat32, {{"dp", S(0)}, {"tp", S(0)}})),
+        MISTAKE("^input 'a' at .*mesh axis dp is annotated twice",
+                m.Input("a", {4, 4}, DType::kFloat32, {{"dp*tp", S(0)}, {"dp", S(1)}})),
+        MISTAKE("^input 'a' at .*tp\\*mp: there is no axis mp",
+                m.Input("a", {4}, DType::kFloat32, {{"tp*mp", S(0)}})),
         MISTAKE("^input 'a' at .*tp:S2 cuts axis 2 but the shape is \\[4,4\\]",
                 m.Input("a", {4, 4}, DType::kFloat32, {{"tp", S(2)}})),
         MISTAKE("^weight 'w' at .*tp:S-1 cuts axis -1", m.scope().Weight("w", {4}, Zeros(), {{"tp", S(-1)}})),
@@ -415,6 +417,10 @@ TEST(Errors, TrainAndEvaluate) {
                 o.clip_groups = {{"*", 1}, {"*", 2}}; Train(Loss(m), Sgd{}, o)),
         MISTAKE("^Train at .*pattern \"none\" of clip_groups is left no weight", TrainOptions o;
                 o.clip_groups = {{"none", 1}}; Train(Loss(m), Sgd{}, o)),
+        MISTAKE("^Train at .*reduce_dtype is i32, must be f32, bf16 or f16", TrainOptions o;
+                o.reduce_dtype = DType::kInt32; Train(Loss(m), Sgd{}, o)),
+        MISTAKE("^Train at .*reduce_dtype is f16 but dtype is f32; .* use bf16", TrainOptions o;
+                o.reduce_dtype = DType::kFloat16; Train(Loss(m), Sgd{}, o)),
         MISTAKE("^Train at .*an output 'grad_norm/\\*' of its own", TrainOptions o; Tensor l = Loss(m);
                 o.clip_groups = {{"*", 1}}; o.outputs = {{"grad_norm/*", l}}; Train(l, Sgd{}, o)),
         MISTAKE("^Train at .*an output 'loss' of its own", TrainOptions o; Tensor l = Loss(m);

@@ -1,103 +1,15 @@
 // nn::Experts: beside a layer that computes every expert for every token; the same tables, losses and dropped
 // tokens on every mesh and in micro-batches; what goes between ranks; routers that send all to one expert;
-// what it shows, and refuses. ctest: seconds=60
+// what it shows, and refuses. ctest: seconds=80
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <regex>
 
-#include "tests/oneflow_like/session_fixture.h"
+#include "tests/oneflow_like/expert_runs.h"
 
 namespace oneflow_like {
 namespace {
-
-constexpr int64_t kBatch = 16, kTokens = 6, kWidth = 8, kExperts = 4, kInner = 10;
-const Dims kShape = {kBatch, kTokens, kWidth};
-
-// A mesh with axes dp, tp, pp and ep, those not named of extent 1.
-Mesh ExpertMesh(const std::string& text) {
-  const Mesh given = Mesh::Parse(text);
-  std::vector<std::pair<std::string, int>> axes;
-  for (const char* name : {"dp", "tp", "pp", "ep"}) {
-    const int a = given.FindAxis(name);
-    axes.push_back({name, a < 0 ? 1 : given.axis_size(a)});
-  }
-  return Mesh("cpu", axes);
-}
-
-struct Setting {
-  const char* mesh = "cpu:dp=1";
-  int micro_batches = 1;
-  int zero = 0;
-  const char* axis = "ep";
-  Recompute recompute = Recompute::kNone;
-  PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  DType dtype = DType::kFloat32;
-  std::string str() const { return Cat(mesh, " in ", micro_batches, " zero ", zero, " experts over ", axis); }
-};
-
-nn::ExpertsOptions SmallExperts() {
-  nn::ExpertsOptions o;
-  o.experts = kExperts;
-  o.inner = kInner;
-  o.capacity = 1;
-  o.gate_init = Normal(1);
-  o.init = o.out_init = Normal(0.5);
-  return o;
-}
-
-// Two layers, dealt over pp; losses, tables and what is shown of each of `steps` steps.
-struct Seen {
-  std::vector<float> losses;
-  std::vector<Outputs> tables;
-  Outputs last;
-};
-Seen TrainExperts(const Setting& run, nn::ExpertsOptions o, int steps) {
-  ModelOptions model_options;
-  if (run.zero > 0) model_options.zero = {.axis = "dp", .stage = run.zero, .small = 0};
-  Model model(ExpertMesh(run.mesh), model_options);
-  o.ep = run.axis;
-  Tensor x = model.Input("x", kShape, DType::kFloat32, {{"dp", S(0)}});
-  TrainOptions options;
-  options.micro_batches = run.micro_batches;
-  options.recompute = run.recompute;
-  options.schedule = run.schedule;
-  options.dtype = run.dtype;
-  std::vector<Tensor> terms;
-  Tensor y = nn::layers(model.scope(), x, 2, [&](Scope s, Tensor h, int64_t i) {
-    const nn::ExpertsResult result = nn::Experts(s / "experts", nn::RmsNorm(s / "norm", h), o);
-    options.outputs[Cat("slots", i)] = result.routes.slots;
-    options.outputs[Cat("places", i)] = result.routes.places;
-    options.outputs[Cat("counts", i)] = result.routes.counts;
-    if (result.loss.defined()) terms.push_back(result.loss);
-    return h + result.y;
-  });
-  Tensor loss = mean(square(y - scale(to_stage_of(x, y), .5)));
-  for (Tensor& term : terms) loss = loss + to_stage_of(term, loss);
-  Session train = Train(loss, AdamW{.lr = .01}, options);
-  Seen seen;
-  for (int step = 0; step < steps; ++step) {
-    StepResult r = train.Run({{"x", Floats(step, kShape)}});
-    seen.losses.push_back(r.Scalar("loss"));
-    Outputs tables;
-    for (const auto& [name, tensor] : options.outputs) tables[name] = r.Get(name);
-    seen.tables.push_back(tables);
-    for (const char* shown : {"block0/experts/load", "block1/experts/load_max", "block1/experts/dropped"})
-      seen.last[shown] = r.Get(shown);
-  }
-  return seen;
-}
-
-void ExpectSame(const Setting& run, const Seen& got, const Seen& wanted, double tolerance = 1e-5) {
-  for (size_t step = 0; step < wanted.losses.size(); ++step) {
-    ASSERT_NEAR(got.losses[step], wanted.losses[step], tolerance * wanted.losses[step])
-        << run.str() << " step " << step;
-    for (const auto& [name, table] : wanted.tables[step])
-      ASSERT_TRUE(SameBytes(got.tables[step].at(name), table))
-          << run.str() << " " << name << " step " << step;
-  }
-  ExpectNear(got.last, wanted.last, 1e-6, run.str());
-}
 
 TEST(Experts, HaveOneCurveAndEqualTablesOnEveryMesh) {
   using enum PipelineSchedule;
@@ -116,6 +28,10 @@ TEST(Experts, HaveOneCurveAndEqualTablesOnEveryMesh) {
       {"cpu:dp=2,ep=2", 2, 3, "ep", Recompute::kFull},
       {"cpu:dp=4", 1, 3, "dp"},
       {"cpu:pp=2", 4, 0, "ep", Recompute::kFull, kZeroBubble},
+      {"cpu:dp=2,cp=2,tp=2", 1, 0, "dp*cp*tp"},
+      {"cpu:dp=2,cp=2,tp=2", 2, 3, "dp*cp*tp", Recompute::kFull},
+      {"cpu:dp=2,tp=2,pp=2", 2, 0, "dp*tp"},
+      {"cpu:dp=2,cp=2,ep=2", 1, 2, "cp*ep"},
   };
   nn::ExpertsOptions plain = SmallExperts(), rich = SmallExperts();
   rich.gated = rich.shared_gate = true;
@@ -282,6 +198,37 @@ TEST(Experts, SendTheRowsOfTheirPlaces) {
   EXPECT_LE(trained, want + 2 * (kWidth * 8 + 32) * 4);
 }
 
+// Over all that else is parts of the batch and of products: weights of experts stay where they are.
+TEST(Experts, OverSeveralAxesSendTheRowsOfTheirPlaces) {
+  constexpr int n = 8;
+  auto session = [](Model& model, int64_t layers) {
+    nn::ExpertsOptions o = SmallExperts();
+    o.experts = 16;
+    o.ep = "dp*cp*tp";
+    Tensor x = model.Input("x", {16, 64, kWidth}, DType::kFloat32, {{"dp", S(0)}});
+    return Train(mean(square(nn::layers(
+                     model.scope(), x, layers,
+                     [&](Scope s, Tensor h, int64_t) { return h + nn::Experts(s / "experts", h, o).y; }))),
+                 Sgd{.lr = .1});
+  };
+  std::string text;
+  double sent[2];
+  for (int64_t layers : {1, 3}) {
+    Model model(ExpertMesh("cpu:dp=2,cp=2,tp=2"));
+    const Session train = session(model, layers);
+    sent[layers / 3] = train.Summaries()[0].bytes_sent;
+    text = train.ExplainText();
+  }
+  for (const char* weight : {"/up", "/down"})
+    EXPECT_EQ(text.find(Cat("all_gather of block1/experts", weight)), std::string::npos) << text;
+  const double c = std::ceil(2. * 64 / 16), rows = (n - 1.) / n * (16. / n) * 16 * c;
+  const double exchanged = 4 * rows * kWidth * 4;
+  // What attention would have whole along cp and tp is gathered behind the experts, and its gradient cut.
+  const double whole = 16. * 64 * kWidth * 4 / 2 * 3 / 4;
+  EXPECT_GE((sent[1] - sent[0]) / 2, exchanged);
+  EXPECT_LE((sent[1] - sent[0]) / 2, exchanged + 2 * whole + 2 * (kWidth * 16 + 64) * 4);
+}
+
 // --- What it shows and refuses
 
 TEST(Experts, RaiseTheBiasOfThoseThatFewChoose) {
@@ -302,6 +249,40 @@ TEST(Experts, RaiseTheBiasOfThoseThatFewChoose) {
     for (int64_t e = 0; e < kExperts; ++e)
       EXPECT_EQ(model.Read("e/balance_bias").as<float>()[e], bias[e]) << step << " " << e;
   }
+}
+
+// A run with the capacity that is shown drops nothing; the profile proposes it, over all steps. Two ranks
+// have two experts each.
+TEST(Experts, ShowTheCapacityThatIsWantedAndLoadsOfRanks) {
+  auto dropped = [&](double capacity, double* wanted, std::string* profile) {
+    Model model(ExpertMesh("cpu:ep=2"));
+    nn::ExpertsOptions o = SmallExperts();
+    o.capacity = capacity;
+    Tensor x = model.Input("x", kShape, DType::kFloat32);
+    Session train = Train(mean(square(nn::Experts(model.scope() / "e", x, o).y)), Sgd{.lr = 0}, {});
+    float share = 0;
+    *wanted = 0;
+    for (int step = 0; step < 3; ++step) {
+      StepResult r = train.Run({{"x", Floats(step, kShape)}});
+      *wanted = std::max<double>(*wanted, r.Scalar("e/capacity"));
+      share = std::max(share, r.Scalar("e/dropped"));
+      const float* load = r.Get("e/load").as<float>();
+      EXPECT_NEAR(r.Scalar("e/rank_load_max"), 2 * std::max(load[0] + load[1], load[2] + load[3]), 1e-6);
+    }
+    *profile = train.ProfileText();
+    return share;
+  };
+  double wanted = 0, again = 0;
+  std::string profile;
+  EXPECT_GT(dropped(.9, &wanted, &profile), 0);
+  EXPECT_GT(wanted, .9);
+  char proposal[80];
+  std::snprintf(proposal, sizeof proposal, "with capacity %.4g e would have dropped nothing in these steps",
+                std::ceil(100 * wanted) / 100);
+  EXPECT_NE(profile.find(proposal), std::string::npos) << profile;
+  EXPECT_EQ(dropped(wanted, &again, &profile), 0);
+  EXPECT_EQ(again, wanted);
+  EXPECT_GT(dropped(wanted - .4, &again, &profile), 0);
 }
 
 TEST(Experts, NameWhatDoesNotFit) {

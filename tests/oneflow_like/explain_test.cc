@@ -56,6 +56,60 @@ TEST(Explain, BytesOfABoxingAreThoseThatAllPlansSend) {
   }
 }
 
+// Blocks of several widths: what enters a block is kept for it, not for the one that makes it.
+TEST(Explain, PricesOfWaitsAreOfTheBlockThatReads) {
+  constexpr int64_t kRows = 64;
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", {kRows, 8}, DType::kFloat32);
+  x = tanh(matmul(x, model.scope().Weight("in", {8, 24}, Normal(.1))));
+  const int64_t widths[] = {24, 48, 16};
+  for (int b = 0; b < 2; ++b) {
+    const Scope s = model.scope() / Cat("block", b);
+    s.Region();
+    x = tanh(matmul(x, s.Weight("w", {widths[b], widths[b + 1]}, Normal(.1))));
+  }
+  const Session session = Train(mean(square(x)), Sgd{});
+  const std::vector<WaitPrice> prices = session.impl()->wait_prices();
+  ASSERT_EQ(prices.size(), 2u);
+  for (int b = 0; b < 2; ++b)
+    EXPECT_EQ(prices[b].bytes[static_cast<size_t>(Recompute::kFull)],
+              static_cast<double>(kRows * widths[b] * sizeof(float)))
+        << prices[b].region;
+}
+
+// Of each block what its plan keeps, and with messages sent again what the formulas say is not.
+TEST(Explain, PricesOfWaitsAreWhatBlocksKeep) {
+  constexpr int kRanks = 4;
+  SmallGpt given{.mesh = "cpu:cp=4", .micro_batches = 2, .context = 64, .sequence = "cp"};
+  given.parallel.context = "cp";
+  given.gather_again = true;
+  GptProgram program(given);
+  const Session session = program.MakeTrain();
+  const std::vector<WaitPrice> prices = session.impl()->wait_prices();
+  ASSERT_EQ(std::ssize(prices), given.layers);
+  const double tokens = static_cast<double>(given.batch * given.context) / kRanks / given.micro_batches;
+  const double keys = 4 * tokens * static_cast<double>(given.width);
+  for (const WaitPrice& price : prices) {
+    const auto of = [&](const auto& by_mode, Recompute mode) { return by_mode[static_cast<size_t>(mode)]; };
+    EXPECT_EQ(price.chosen, Recompute::kGather);
+    EXPECT_EQ(of(price.bytes, Recompute::kNone) - of(price.bytes, Recompute::kGather),
+              2 * (kRanks - 1) * keys)
+        << price.region;
+    EXPECT_EQ(of(price.bytes, Recompute::kFull), keys) << price.region << ": what enters it";
+    EXPECT_EQ(of(price.seconds, Recompute::kNone), 0);
+    EXPECT_LT(0, of(price.seconds, Recompute::kGather));
+    EXPECT_LT(of(price.seconds, Recompute::kGather), of(price.seconds, Recompute::kSelectiveGather));
+    EXPECT_LT(of(price.seconds, Recompute::kSelectiveGather), of(price.seconds, Recompute::kFull));
+  }
+  const std::string text = session.ExplainText();
+  EXPECT_NE(text.find("\n  4 blocks, block0 to block3: none "), std::string::npos) << text;
+  EXPECT_NE(text.find(", *gather "), std::string::npos) << text;
+  // Where there is nothing to send the two ways that do are not there.
+  const std::string alone = GptProgram({}).MakeTrain().ExplainText();
+  EXPECT_NE(alone.find(": *none "), std::string::npos) << alone;
+  EXPECT_EQ(alone.find("gather "), std::string::npos) << alone;
+}
+
 TEST(Explain, WorkOfRanksIsThatOfTheirPlansAndAddsUp) {
   for (const SmallGpt& given : Programs()) {
     GptProgram program(given);

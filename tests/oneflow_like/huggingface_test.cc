@@ -14,6 +14,8 @@
 #include "tests/oneflow_like/variable_sources.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 namespace fs = std::filesystem;

@@ -1,5 +1,5 @@
 // The search for a plan with mesh, cuts of weights and recomputation open at once, beside all of them.
-// ctest: seconds=15 long=190
+// ctest: seconds=18 long=190
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +19,8 @@
 #include "tests/oneflow_like/axis_orders.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 constexpr int64_t kBlocks = 2, kBatch = 8, kRows = 16;
@@ -202,6 +204,50 @@ TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
   }
   EXPECT_GT(of_cuts, 0);
   EXPECT_GT(of_waits, 0);
+}
+
+// Where no plan fits that computes again, one does of which parts wait on the host.
+TEST(JointSearch, WhereNothingElseFitsPartsWaitOnTheHost) {
+  std::mt19937 random(9);
+  Machine machine = DrawMachine(&random, 1);
+  machine.host = {.latency = 1e-6, .bandwidth = 1e10, .known = true};
+  const BuildPlan build = [&](const PlanCandidate& candidate) {
+    ModelOptions options;
+    TrainOptions train;
+    candidate.Set(&options, &train);
+    train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+    Model model(candidate.mesh, options);
+    model.impl()->machine = machine;
+    const GptConfig config = {.layers = 6, .width = 160, .heads = 2, .context = 64, .vocabulary = 32};
+    Tensor tokens = model.Input("tokens", {8, 64}, DType::kInt32, {{"dp", S(0)}});
+    Tensor targets = model.Input("targets", {8, 64}, DType::kInt32, {{"dp", S(0)}});
+    return Train(GptLoss(model.scope(), tokens, targets, config), AdamW{.lr = 1e-3}, train);
+  };
+  PlanSpace space{.devices = 1, .batch = 8};
+  space.micro_batches = 1;
+  space.sequence_parallel = false;
+  int64_t least = INT64_MAX;
+  for (const PlanCandidate& c : CandidatesOf(space, 6))
+    least = std::min(least, TakenBy(build(c), machine).bytes);
+  space.waits = true;
+  const auto found = [&](double part) {
+    return SearchPlans(space, machine, build, {.memory = static_cast<int64_t>(part * least)}).chosen();
+  };
+  const auto parts_on_host = [&](double part) {
+    const PlanCandidate plan = found(part);
+    EXPECT_LE(TakenBy(build(plan), machine).bytes, part * least) << plan.str();
+    return OffloadText(plan.offload);
+  };
+  EXPECT_EQ(parts_on_host(1.02), "");
+  EXPECT_EQ(parts_on_host(.9), "activations");
+  EXPECT_EQ(parts_on_host(.75), "activations,optimizer");
+  EXPECT_EQ(parts_on_host(.65), "activations,optimizer,weights");
+  EXPECT_NE(ErrorOf([&] { found(.05); }).find("no plan of 1 devices fits"), std::string::npos);
+  space.host = false;
+  EXPECT_NE(ErrorOf([&] { found(.9); }).find("no plan of 1 devices fits"), std::string::npos);
+  space.host = true;
+  machine.host.known = false;
+  EXPECT_NE(ErrorOf([&] { found(.9); }).find("no plan of 1 devices fits"), std::string::npos);
 }
 
 // Of a model that is annotated in its code, at a budget that few plans fit.

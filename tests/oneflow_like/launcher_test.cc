@@ -3,6 +3,7 @@
 #include "oneflow_like/launcher.h"
 
 #include <fcntl.h>
+#include <gflags/gflags.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <termios.h>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "tests/error_of.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {
@@ -47,6 +49,16 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_FALSE(launcher.dry_run());
   EXPECT_TRUE(launcher.main_process());
   EXPECT_EQ(launcher.mesh({"dp", "tp"}, "cpu:dp=4").str(), Mesh::Parse("cpu:dp=1,tp=2").str());
+  // A group stands for an axis that the program asks for; what the flag leaves out is of one device.
+  const auto mesh = [&](const std::string& text) {
+    gflags::SetCommandLineOption("mesh", text.c_str());
+    return launcher.mesh({"dp", "tp", "pp"}, "cpu", {"ep"}).str();
+  };
+  EXPECT_EQ(mesh("cpu:a=2,b=2;dp=a*b"), "cpu:a=2,b=2,tp=1,pp=1;dp=a*b");
+  EXPECT_EQ(mesh("cpu:tp=2,dp=2;ep=tp*dp"), "cpu:pp=1,tp=2,dp=2;ep=tp*dp");
+  EXPECT_EQ(mesh("cpu:ep=2,dp=2;all=ep*dp"), "cpu:tp=1,pp=1,ep=2,dp=2;all=ep*dp");
+  EXPECT_EQ(ErrorOf([&] { mesh("cpu:a=2,dp=2;all=a*dp"); }),
+            "mesh cpu:a=2,dp=2;all=a*dp: this program has no mesh axis 'a'; its axes are dp, tp, pp, ep");
 }
 
 // The terminal's line as it stood whenever the next character moved to its beginning or left it.

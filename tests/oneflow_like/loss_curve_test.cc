@@ -11,6 +11,8 @@
 #include "oneflow_like/oneflow_like.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 constexpr int kBatch = 8, kContext = 16, kSteps = 30;
@@ -27,6 +29,7 @@ struct Training {
   double dropout = 0.1;
   int virtual_stages = 1;
   bool sequence_parallel = false;
+  int64_t logits_tile = 0;
 };
 
 // Tokens that can be learnt: each is a function of the one before, with noise keyed by step and position.
@@ -64,6 +67,7 @@ std::vector<float> Losses(const Training& run) {
   config.vocabulary = 64;
   config.dropout = run.dropout;
   if (run.sequence_parallel) config.sequence = "tp";
+  config.logits_tile = run.logits_tile;
   Tensor tokens = model.Input("tokens", {kBatch, kContext}, DType::kInt32, {{"dp", S(0)}});
   Tensor targets = model.Input("targets", {kBatch, kContext}, DType::kInt32, {{"dp", S(0)}});
   TrainOptions train;
@@ -102,6 +106,28 @@ TEST_P(LossCurve, FollowsOneDevice) {
   std::printf("%s, %d micro-batches: worst relative difference %.1e\n", GetParam().mesh.c_str(),
               GetParam().micro_batches, worst);
 }
+
+// The head in tiles: whole, its classes cut, its tokens cut, on the last of two stages; tiles that do not
+// divide a device's tokens, and that are larger.
+INSTANTIATE_TEST_SUITE_P(HeadInTiles, LossCurve,
+                         testing::Values(Training{.mesh = "cpu:dp=1", .logits_tile = 24},
+                                         Training{.mesh = "cpu:tp=2", .logits_tile = 24},
+                                         Training{.mesh = "cpu:tp=3", .logits_tile = 1000},
+                                         Training{
+                                             .mesh = "cpu:dp=2,tp=2", .micro_batches = 2, .logits_tile = 5},
+                                         Training{.mesh = "cpu:dp=2,tp=2,pp=2",
+                                                  .micro_batches = 4,
+                                                  .zero_axis = "dp",
+                                                  .zero_stage = 3,
+                                                  .recompute = Recompute::kFull,
+                                                  .logits_tile = 7}),
+                         [](const auto& info) {
+                           std::string name =
+                               info.param.mesh.substr(4) + "_tile" + std::to_string(info.param.logits_tile);
+                           for (char& c : name)
+                             if (!isalnum(c)) c = '_';
+                           return name;
+                         });
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, LossCurve,

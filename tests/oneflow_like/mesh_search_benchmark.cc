@@ -31,6 +31,8 @@ DEFINE_string(machine, "", "Likewise: the topology file");
 DEFINE_string(times, "", "Likewise: the file for seconds of a step, a plan a line");
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 constexpr int kDevices = 8, kHosts = 2;

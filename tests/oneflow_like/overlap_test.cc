@@ -9,6 +9,7 @@
 
 #include "compiler/explain.h"
 #include "compiler/plan/schedule.h"
+#include "oneflow_like/simulate.h"
 #include "ops/manifest.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/session_fixture.h"
@@ -149,6 +150,16 @@ TEST(Overlapping, IsDeclinedInMemoryAndTakenOverALine) {
   EXPECT_TRUE(In(OverLine(1, 4)).products.empty());  // messages take all the time there is
 }
 
+// Each chunk reads all of a weight: of few rows that takes longer than what is hidden.
+TEST(Overlapping, IsDeclinedWhereChunksWouldReadLargeWeights) {
+  for (double bandwidth : {3e8, 1e9}) {
+    SmallGpt given = OverLine(bandwidth, 4);
+    given.batch = 1;
+    given.context = 32;
+    EXPECT_TRUE(In(given).products.empty()) << bandwidth;
+  }
+}
+
 // Where messages take time, a stage works on a second micro-batch meanwhile, at the price of its activations;
 // where they take none, or one micro-batch is all there is, it does not.
 TEST(Overlapping, FillsTheTimeOfMessagesWithASecondMicroBatch) {
@@ -218,6 +229,57 @@ TEST(Overlapping, ShortensTheEstimatedStep) {
         EXPECT_LT(step[1], .92 * step[0]) << sequence;
       }
     }
+}
+
+// Four layers of 64 experts, of which a token uses six, dealt to a node of eight H100: width 2,048, inner
+// 1,408, micro-batches of 4,096 tokens a device.
+struct ExpertsOfNode {
+  double room;  // nn::ExpertsOptions::room; 0: the first form
+  int chunks;
+};
+// The part of the time of all-to-alls, one after another, by which a step is not longer than one whose
+// messages take none.
+double HiddenOf(const ExpertsOfNode& given) {
+  constexpr int kMicroBatches = 2;
+  const std::string topology = OFL_SOURCE_DIR "/examples/topologies/h100.txt";
+  Model model(Mesh::Parse("cpu:dp=8"), {.topology = topology});
+  Tensor x = model.Input("x", {8 * kMicroBatches, 4096, 2048}, DType::kFloat32, {{"dp", S(0)}});
+  nn::ExpertsOptions experts;
+  experts.experts = 64;
+  experts.inner = 1408;
+  experts.gated = true;
+  experts.top_k = 6;
+  experts.room = given.room;
+  experts.ep = "dp";
+  Tensor y = nn::layers(model.scope(), x, 4, [&](Scope s, Tensor h, int64_t) {
+    return h + nn::Experts(s / "experts", nn::RmsNorm(s / "norm", h), experts).y;
+  });
+  TrainOptions options;
+  options.parallel.batch = "dp";
+  options.dtype = DType::kBFloat16;
+  options.micro_batches = kMicroBatches;
+  options.overlap.chunks = given.chunks;
+  const Session train = Train(mean(square(y)), Sgd{.lr = .1}, options);
+  const Compiled& compiled = train.impl()->compiled;
+  double messages = 0;
+  for (const Segment& segment : compiled.logical.segments)
+    if (compiled.graph.node(segment.nodes[0]).op == "all_to_all") messages += segment.seconds * kMicroBatches;
+  Machine machine = ReadTopology(topology);
+  const double seconds = Simulate(train, machine).seconds;
+  for (Topology::Link& link : machine.topology.links) link.latency = 0, link.bandwidth = 1e18;
+  machine.collectives.clear();
+  const double without = Simulate(train, machine).seconds;
+  std::printf("room %g, chunks %d: a step of %.2f ms, %.2f without the %.2f of messages\n", given.room,
+              given.chunks, 1e3 * seconds, 1e3 * without, 1e3 * messages);
+  return 1 - (seconds - without) / messages;
+}
+
+// The all-to-alls of one micro-batch are under way while another's experts are multiplied.
+TEST(Overlapping, HidesTheExchangeOfExperts) {
+  for (double room : {0., 1.25}) {
+    EXPECT_LT(HiddenOf({room, 1}), .5);
+    EXPECT_GE(HiddenOf({room, 2}), .8);
+  }
 }
 
 TEST(Overlapping, IsExplained) {

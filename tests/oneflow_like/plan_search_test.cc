@@ -23,6 +23,8 @@
 #include "tests/oneflow_like/axis_orders.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 // Hosts of some devices, and perhaps racks of some hosts, with links that become slower outwards.
@@ -159,6 +161,26 @@ TEST(PlanSearch, WhatIsGivenIsTried) {
   EXPECT_EQ(number(space), 0);
 }
 
+// What sends messages again is a part of the candidates, of their flags and of what they set.
+TEST(PlanSearch, MessagesAreSentAgainWhereThatIsSaid) {
+  for (bool again : {false, true}) {
+    PlanSpace space{.devices = 4, .batch = 4};
+    space.gather_again = again;
+    for (const PlanCandidate& c : CandidatesOf(space, 4)) {
+      const bool sends = again && c.recompute != Recompute::kFull;
+      EXPECT_EQ(GathersAgain(c.recompute), sends) << c.str();
+      EXPECT_EQ(c.str().find("--gather_again") != std::string::npos, sends) << c.str();
+      EXPECT_EQ(c.str().find("=gather"), std::string::npos) << c.str();
+      ModelOptions model;
+      TrainOptions train;
+      train.gather_again = true;
+      c.Set(&model, &train);
+      EXPECT_EQ(train.gather_again, sends);
+      EXPECT_EQ(train.recompute, c.recompute);
+    }
+  }
+}
+
 // Two hosts with a slow line, and others: the choice beside every candidate on every order of axes,
 // simulated. Returns how often the choice takes over 10 % more than the best of all; never over 20 %.
 int CompareWithAll(int first, int trials, int compiled) {
@@ -229,6 +251,31 @@ void ExpectTheBestFit(int first, int trials) {
 
 TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) { ExpectTheBestFit(1, 1); }
 TEST(LongPlanSearch, TheBestFitAndTakeWhatIsSaid) { ExpectTheBestFit(2, 4); }
+
+// Whatever memory there is: what is not estimated above it, nor needs more, is tried, and the fastest chosen.
+TEST(PlanSearch, WhatIsEstimatedToFitIsTried) {
+  std::mt19937 random(400);
+  const PlanSpace space{.devices = 1, .batch = 8, .micro_batches = 1};
+  const Machine machine = Machines(&random, 1);
+  const BuildPlan build = BuildGpt(Small(), space.batch);
+  const PlanTrial fastest = SearchPlans(space, machine, build).best.front();
+  EXPECT_EQ(fastest.plan.recompute, Recompute::kNone);
+  int chosen = 0, above = 0;
+  for (int64_t percent = 95; percent < 115; ++percent) {
+    const int64_t memory = fastest.bytes * percent / 100;
+    const PlanSearchResult found = SearchPlans(space, machine, build, {.memory = memory});
+    const bool first = found.best.front().plan.str() == fastest.plan.str();
+    if (memory < fastest.bytes) {
+      EXPECT_FALSE(first) << found.Text();
+    } else if (found.too_large == 0) {
+      EXPECT_TRUE(first) << found.Text();
+    }
+    chosen += first;
+    above += found.too_large > 0;
+  }
+  EXPECT_GT(chosen, 5);
+  EXPECT_GT(above, 5);
+}
 
 // Two products without blocks: there is nothing to compute again, and no stage to divide into.
 BuildPlan BuildProducts(int64_t batch) {
@@ -418,7 +465,7 @@ TEST(PlanSearch, TriedPlansCorrectTheEstimatesOfOthers) {
   const BuildPlan measured = BuildGpt(Small(), 8), whole = BuildGpt(wide, 8);
   const BuildPlan build = [&](const PlanCandidate& c) { return c.most_blocks > 0 ? measured(c) : whole(c); };
   const PlanSearchResult found =
-      SearchPlans({.devices = 4, .batch = 8}, Machines(&random, 2), build, {.compiled = 2});
+      SearchPlans({.devices = 4, .batch = 8}, Machines(&random, 2), build, {.compiled = 3});
   int estimated = 0;
   for (const PlanTrial& t : found.lost) {
     if (t.compiled) continue;
@@ -453,6 +500,37 @@ TEST(PlanSearch, TensorParallelismStaysInAHost) {
       EXPECT_LE(span, 8) << "seed " << 400 + trial << ": " << found.Text();
     }
   }
+}
+
+// Hosts with slow lines between them: weights are cut within hosts, and copies of shards are summed across.
+TEST(PlanSearch, WeightsAreCutWithinHostsThatAreFarApart) {
+  const GptConfig config = {.layers = 4, .width = 512, .heads = 8, .context = 128, .vocabulary = 512};
+  std::mt19937 random(7);
+  Machine machine = Machines(&random, 4, 0);
+  machine.flops = 2e13;
+  machine.narrow_flops = 3e14;
+  machine.topology.memory_bandwidth = 2e12;
+  machine.topology.links[0].bandwidth = 2e11;
+  machine.topology.links[1].bandwidth = 2e9;
+  PlanSpace space{.devices = 16, .batch = 32, .extents = {{"dp", 16}}};
+  space.zero = 3;
+  space.micro_batches = 2;
+  const PlanSearchResult found =
+      SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16), {.compiled = 8});
+  const PlanCandidate& chosen = found.chosen();
+  EXPECT_EQ(chosen.zero_axis, "shard") << found.Text();
+  EXPECT_EQ(chosen.mesh.str(), "cpu:replica=4,shard=4,tp=1,pp=1;dp=replica*shard") << found.Text();
+  EXPECT_EQ(chosen.extent("dp"), 16);
+  // It keeps more: with little memory ZeRO is over all.
+  double fastest_over_all = 0;
+  int64_t least = 0;
+  for (const PlanTrial& t : found.best)
+    if (t.plan.zero_axis == "dp") fastest_over_all = t.seconds, least = t.bytes;
+  ASSERT_GT(fastest_over_all, 0) << found.Text();
+  EXPECT_LT(found.best[0].seconds, fastest_over_all);
+  const PlanSearchResult tight = SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16),
+                                             {.memory = least, .compiled = 8});
+  EXPECT_EQ(tight.chosen().zero_axis, "dp") << tight.Text();
 }
 
 TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {

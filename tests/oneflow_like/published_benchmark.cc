@@ -17,6 +17,8 @@
 #include "oneflow_like/simulate.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 namespace {
 
 enum class Architecture { kGpt, kLlama };
@@ -32,6 +34,7 @@ struct Row {
   double seconds;  // measured; 0: not known
   Architecture architecture = Architecture::kGpt;
   DType dtype = DType::kBFloat16;
+  DType reduce_dtype = DType::kFloat32;
 
   double gpus() const { return tp * pp * dp; }
 };
@@ -61,6 +64,12 @@ Row Mcore(const char* name, int64_t layers, int64_t width, int64_t heads, int tp
   const Row row = {name,  "h100", layers,           width, heads, 4096, 131072, tp, pp, 48, v,
                    batch, 1,      Recompute::kNone, true,  1,     0};
   return teraflops > 0 ? At(teraflops, row) : row;
+}
+// The row with gradients summed over dp in bf16.
+Row Bf16Sums(const char* name, Row row) {
+  row.name = name;
+  row.reduce_dtype = DType::kBFloat16;
+  return row;
 }
 // Of DLPerf: OneFlow's GPT, fp16, everything recomputed.
 Row Dlperf(const char* name, int64_t layers, int64_t width, int64_t heads, int dp, int tp, int pp,
@@ -143,6 +152,7 @@ void Compare(const Row& row, const std::string& trace_file) {
   train.micro_batches = static_cast<int>(row.batch / row.dp / row.micro_batch);
   train.schedule = row.virtual_stages > 1 ? PipelineSchedule::kInterleaved : PipelineSchedule::k1F1B;
   train.dtype = row.dtype;
+  train.reduce_dtype = row.reduce_dtype;
   train.recompute = row.recompute;
   train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
   if (row.sequence_parallel) train.overlap.chunks = 2;
@@ -181,6 +191,8 @@ void Compare(const Row& row, const std::string& trace_file) {
 
 int main(int argc, char** argv) {
   using namespace oneflow_like;
+  const Row mcore_16B = Mcore("mcore_16B", 32, 6144, 48, 4, 1, 1, 192, 489.1),
+            mcore_70B = Mcore("mcore_70B", 84, 8192, 64, 8, 2, 7, 384, 419.7);
   const std::vector<Row> rows = {Sc21("sc21_1.7B", 24, 2304, 24, 1, 1, 32, 1, 512, 16, 137),
                                  Sc21("sc21_7.5B", 36, 4096, 32, 4, 1, 32, 1, 512, 16, 142),
                                  Sc21("sc21_39.1B", 48, 8192, 64, 8, 2, 32, 1, 1536, 4, 138),
@@ -188,8 +200,10 @@ int main(int argc, char** argv) {
                                  Sc21("v1_145.6B", 80, 12288, 96, 8, 8, 24, 1, 2304, 2, 148),
                                  Sc21("sc21_529.6B", 105, 20480, 128, 8, 35, 9, 3, 2520, 1, 163),
                                  Mcore("mcore_1.7B", 24, 2048, 16, 1, 1, 1, 192, 408.8),
-                                 Mcore("mcore_16B", 32, 6144, 48, 4, 1, 1, 192, 489.1),
-                                 Mcore("mcore_70B", 84, 8192, 64, 8, 2, 7, 384, 419.7),
+                                 mcore_16B,
+                                 Bf16Sums("mcore_16B_sums", mcore_16B),
+                                 mcore_70B,
+                                 Bf16Sums("mcore_70B_sums", mcore_70B),
                                  Mcore("mcore_177B", 96, 12288, 96, 8, 6, 8, 1152, 432.8),
                                  Mcore("mcore_462B", 112, 18432, 144, 8, 16, 7, 3072, 459.9),
                                  Dlperf("dlperf_1x1x1", 16, 1536, 16, 1, 1, 1, 2, 2, 406.16),

@@ -22,22 +22,36 @@ struct Draw {
   int operator()(int limit) { return RandomBits(seed, purpose, count++) % limit; }
 };
 
+// What may be said of the axes of a mesh.
+struct Axes {
+  std::vector<std::string> names = {"dp", "tp"};
+  bool nest = false;  // several may cut one axis of a tensor
+  std::string head = "tp";
+};
+
 // The graph is a function of `shape` alone; `place` adds stages and annotations, which change no value.
-Tensor RandomLoss(Model& model, uint64_t seed) {
-  Draw shape{seed, 1}, place{seed, 2}, regions{seed, 4}, experts{seed, 5};
+Tensor RandomLoss(Model& model, uint64_t seed, const Axes& axes = {}) {
+  Draw shape{seed, 1}, place{seed, 2}, regions{seed, 4}, experts{seed, 5}, nest{seed, 6}, room{seed, 8};
   const Mesh& mesh = model.mesh();
-  int stages = mesh.axis_size(2), blocks = 3 + shape(4), stage = 0;
+  int stages = mesh.axis_size(mesh.FindAxis("pp")), blocks = 3 + shape(4), stage = 0;
   bool back = place(3) == 0;  // whether the model may go back to an earlier stage
   std::vector<Tensor> seen = {model.Input("x", {kBatch, kWidth}, DType::kFloat32)};
-  Tensor ids = model.Input("ids", {kBatch}, DType::kInt32, {{"dp", S(0)}});
+  const auto nested = [&](Annotation cut, int rank) {
+    if (!axes.nest) return cut;
+    cut.clear();
+    for (const std::string& axis : axes.names)
+      if (nest(2)) cut.push_back({axis, S(nest(rank))});
+    return cut;
+  };
+  Tensor ids = model.Input("ids", {kBatch}, DType::kInt32, nested({{"dp", S(0)}}, 1));
   auto annotated = [&](Tensor t) {
     Annotation a;
     bool cut[2] = {false, false};
-    for (const char* axis : {"dp", "tp"}) {
+    for (const std::string& axis : axes.names) {
       int what = place(6), i = place(t.shape().rank());
       if (what == 0) a.push_back({axis, B()});
       if (what == 1) a.push_back({axis, P()});
-      if (what == 2 && !cut[i]) a.push_back({axis, S(i)}), cut[i] = true;
+      if (what == 2 && (axes.nest || !cut[i])) a.push_back({axis, S(i)}), cut[i] = true;
     }
     return place(3) == 0 ? annotate(t, a) : t;
   };
@@ -51,7 +65,7 @@ Tensor RandomLoss(Model& model, uint64_t seed) {
     // The last three blocks follow each other, so that every stage has work.
     size_t from = shape(static_cast<int>(seen.size()));
     Tensor x = to_stage(b >= blocks - 3 ? seen.back() : seen[from], "pp", stage);
-    Annotation cut = place(2) ? Annotation{{"tp", S(place(2))}} : Annotation{};
+    Annotation cut = nested(place(2) ? Annotation{{"tp", S(place(2))}} : Annotation{}, 2);
     Tensor y;
     switch (shape(6)) {
       case 0:
@@ -75,9 +89,11 @@ Tensor RandomLoss(Model& model, uint64_t seed) {
         y = concat({slice(x, 1, 2, kWidth), slice(x, 1, 0, 2)}, 1) *
             s.Weight("scale", {kWidth}, Normal(.2, 1));
     }
-    if (experts(5) == 0) {  // each row goes to two of three
+    if (experts(5) == 0) {  // each row goes to two of three, or of as many as all ranks divide
       nn::ExpertsOptions o{
           .experts = 3, .inner = 4, .gate_init = Normal(1), .init = Normal(.4), .out_init = Normal(.4)};
+      if (room(2) == 0) o.experts = 24, o.room = 24;
+      if (axes.nest) o.ep = axes.head;
       Tensor rows = reshape(y, {kBatch, 1, kWidth});
       y = y + reshape(nn::Experts(s / "experts", rows, o).y, {kBatch, kWidth});
     }
@@ -87,13 +103,26 @@ Tensor RandomLoss(Model& model, uint64_t seed) {
   Tensor last = seen.back() + to_stage(seen[shape(static_cast<int>(seen.size()))], "pp", stage);
   last = last + embedding(table, ids);
   Tensor weight =
-      (model.scope() / "head").Stage("pp", stage).Weight("w", {kWidth, 3}, Normal(.5), {{"tp", S(1)}});
+      (model.scope() / "head").Stage("pp", stage).Weight("w", {kWidth, 3}, Normal(.5), {{axes.head, S(1)}});
   return mean(square(matmul(last, weight)));
+}
+
+Offload DrawOffload(Draw* draw) {
+  Offload offload;
+  if ((*draw)(3) > 0) return offload;
+  offload.activations = (*draw)(2) == 0;
+  offload.optimizer = (*draw)(3) / 2.0;
+  offload.weights = (*draw)(2) == 0;
+  offload.tables = (*draw)(2) == 0;
+  offload.prefetch = (*draw)(3);
+  offload.small = 0;
+  return offload;
 }
 
 struct Setting {
   std::string mesh = "cpu:dp=1";
   Zero zero;
+  Offload offload;
   TrainOptions options;
   Setting() { options.clip_norm = .3; }
   explicit Setting(uint64_t seed) : Setting() {
@@ -107,26 +136,29 @@ struct Setting {
     options.schedule = static_cast<PipelineSchedule>(draw(4));
     options.exact_groups = draw(4) == 0;
     if (draw(4) == 0) zero = {.axis = "dp", .stage = 1 + draw(3), .prefetch = draw(3), .small = 0};
-    options.recompute = static_cast<Recompute>(draw(3));
+    options.recompute = kRecomputeModes[draw(kRecomputeModes.size())];
     if (draw(2)) options.overlap = {.chunks = 2 + draw(3), .always = true};
     const int64_t buckets[] = {0, 64, 300, 2000, 25 << 20};
     zero.bucket_bytes = buckets[draw(5)];
     const int role = draw(3);
     if (role == 0 && mesh.find("dp=") != std::string::npos) options.parallel.batch = "dp";
     if (role == 1) options.parallel.batch = "";  // cost decides
+    offload = DrawOffload(&draw);
   }
   std::string str() const {
     return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight, " ",
                Name(options.schedule), options.exact_groups ? " exact groups" : "",
                zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " bucket=", zero.bucket_bytes,
                options.parallel.batch ? Cat(" batch role '", *options.parallel.batch, "'") : "",
-               " recompute=", Name(options.recompute), " overlap=", options.overlap.chunks);
+               " recompute=", Name(options.recompute), " overlap=", options.overlap.chunks,
+               offload.any() ? Cat(" offload=", OffloadText(offload), " prefetch=", offload.prefetch) : "");
   }
 };
 
-Outputs Training(uint64_t seed, const Setting& setting) {
-  Model model(FullMesh(setting.mesh), {.zero = setting.zero});
-  Session session = Train(RandomLoss(model, seed), Sgd{.lr = .1, .momentum = .9}, setting.options);
+Outputs Training(uint64_t seed, const Setting& setting, const Axes& axes = {}) {
+  Model model(axes.nest ? Mesh::Parse(setting.mesh) : FullMesh(setting.mesh),
+              {.zero = setting.zero, .offload = setting.offload});
+  Session session = Train(RandomLoss(model, seed, axes), Sgd{.lr = .1, .momentum = .9}, setting.options);
   std::vector<StepResult> results;
   for (int step = 0; step < kSteps; ++step)
     results.push_back(session.Run({{"x", Floats(step, {kBatch, kWidth})}, {"ids", Ids(step, {kBatch}, 7)}}));
@@ -147,6 +179,55 @@ void ExpectTrainingLikeOneDevice(uint64_t models) {
     }
   }
 }
+// Cuts that nest: groups of axes in annotations, experts, ZeRO and roles.
+struct NestedSetting : Setting {
+  Axes axes;
+  explicit NestedSetting(uint64_t seed) : Setting(seed) {
+    Draw draw{seed, 7};
+    const char* meshes[] = {"cpu:r=2,dp=2,tp=2,pp=1", "cpu:dp=4,r=2,tp=1,pp=1", "cpu:r=2,pp=1,dp=4,tp=1",
+                            "cpu:dp=2,r=1,tp=4,pp=1", "cpu:r=2,pp=2,dp=2,tp=1", "cpu:tp=2,dp=2,pp=2,r=1",
+                            "cpu:r=3,dp=2,tp=1,pp=1", "cpu:tp=2,r=2,dp=2,pp=1"};
+    mesh = meshes[draw(8)];
+    const Mesh plain = Mesh::Parse(mesh);
+    const auto product = [&](std::initializer_list<const char*> names) {
+      MeshAxes all;
+      for (const char* name : names) all.push_back(plain.FindAxis(name));
+      std::sort(all.begin(), all.end());
+      return plain.NameOf(all);
+    };
+    const std::string two = product({"r", "dp"}), three = product({"r", "dp", "tp"});
+    mesh += Cat(";two=", two, ",three=", three);
+    const std::string choices[] = {"two", "three", product({"dp", "tp"}), "dp", "r"};
+    axes = {.names = {"r", "dp", "tp"}, .nest = true, .head = choices[draw(5)]};
+    if (zero.axis == "dp" || draw(2))
+      zero.axis = choices[draw(5)], zero.stage = 1 + draw(3), zero.prefetch = draw(3), zero.small = draw(20);
+    options.parallel = {};
+    const int role = draw(4);
+    if (role == 0) options.parallel.batch = two;
+    if (role == 1) options.parallel.batch = "";
+    if (role == 2) options.parallel = {.batch = "r", .tensor = product({"dp", "tp"})};
+  }
+};
+
+void ExpectNestedLikeOneDevice(uint64_t first, uint64_t models) {
+  for (uint64_t seed = first; seed < first + models; ++seed) {
+    const NestedSetting setting(seed);
+    Setting alone;
+    alone.mesh = "cpu:r=1,dp=1,tp=1,pp=1;two=r*dp,three=r*dp*tp";
+    Axes whole = setting.axes;
+    if (whole.head.find('*') != std::string::npos) whole.head = "three";
+    const std::string where = Cat("seed ", seed, ": ", setting.str(), " over ", setting.zero.axis,
+                                  " experts over ", setting.axes.head);
+    try {
+      ExpectNear(Training(seed, setting, setting.axes), Training(seed, alone, whole), 1e-5, where);
+    } catch (const Error& e) {
+      ADD_FAILURE() << where << ": " << e.what();
+    }
+  }
+}
+TEST(NestedCuts, TrainLikeOneDevice) { ExpectNestedLikeOneDevice(0, 60); }
+TEST(LongNestedCuts, TrainLikeOneDevice) { ExpectNestedLikeOneDevice(60, 200); }
+
 TEST(RandomModels, TrainLikeOneDevice) { ExpectTrainingLikeOneDevice(100); }
 TEST(LongRandomModels, TrainLikeOneDevice) { ExpectTrainingLikeOneDevice(200); }
 
@@ -282,6 +363,7 @@ struct WholeBatchSetting : Setting {
     options.schedule = static_cast<PipelineSchedule>(draw(4));
     if (draw(5) == 0) zero = {"dp"};
     if (FullMesh(mesh).size() % 2 == 0) processes = 1 + draw(2);
+    offload = DrawOffload(&draw);
   }
   std::string str() const { return Cat(Setting::str(), " processes=", processes); }
 };
@@ -290,6 +372,7 @@ Outputs TrainWholeBatch(uint64_t seed, const WholeBatchSetting& setting, std::sh
   ModelOptions options;
   options.job = job;
   options.zero = setting.zero;
+  options.offload = setting.offload;
   Model model(FullMesh(setting.mesh), options);
   WholeBatchModel drawn{model, {seed, 5}, {seed, 6}};
   Session session = Train(drawn.Loss(), Sgd{.lr = .1, .momentum = .9}, setting.options);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,68 @@ TEST(Recomputing, LowersThePeak) {
       EXPECT_LT(peaks[1], peaks[0]) << given.str();
       EXPECT_LT(peaks[2], peaks[1]) << given.str();
     }
+}
+
+// Layers of experts, each with losses of its own beside its results, weighted by `weight`.
+struct WithLosses {
+  std::string mesh;
+  int micro_batches = 1;
+  Recompute recompute = Recompute::kFull;
+  double weight = 0;
+};
+Session TrainWithLosses(const WithLosses& given) {
+  const Dims shape = {16, 64, 32};
+  Model model(FullMesh(given.mesh));
+  Tensor x = model.Input("x", shape, DType::kFloat32, {{"dp", S(0)}});
+  nn::ExpertsOptions experts;
+  experts.experts = 8;
+  experts.ep = "dp";
+  experts.aux_loss = experts.z_loss = given.weight;
+  std::vector<Tensor> losses;
+  Tensor y = nn::layers(model.scope(), x, 8, [&](Scope s, Tensor h, int64_t) {
+    h = h + nn::Attention(s / "attention", nn::LayerNorm(s / "norm1", h), {.heads = 4});
+    const nn::ExpertsResult result = nn::Experts(s / "experts", nn::LayerNorm(s / "norm2", h), experts);
+    if (result.loss.defined()) losses.push_back(result.loss);
+    return h + result.y;
+  });
+  Tensor loss = mean(square(y));
+  for (Tensor& one : losses) loss = loss + to_stage_of(one, loss);
+  TrainOptions options;
+  options.recompute = given.recompute;
+  options.micro_batches = given.micro_batches;
+  return Train(loss, Sgd{.lr = .1}, options);
+}
+
+int64_t PeakWithLosses(const WithLosses& given) {
+  int64_t peak = 0;
+  for (const RankSummary& rank : TrainWithLosses(given).Summaries()) peak = std::max(peak, rank.peak_bytes);
+  return peak;
+}
+
+// The gradients of layers' own losses depend on no other layer's: were copies to wait for these alone, all
+// layers would be computed again at once. Such a loss keeps two values of the size of the scores: the
+// exponentials of its sum, and its gradient until it is added to that of the results.
+TEST(Recomputing, OfLayersWithLossesOfTheirOwnKeepsNoMoreLayers) {
+  constexpr int64_t kLayers = 8, kScores = 16 * 64 * 8 * 4;  // bytes
+  for (const char* mesh : {"cpu:dp=1", "cpu:tp=4", "cpu:dp=2", "cpu:dp=2,tp=2", "cpu:pp=2", "cpu:tp=2,pp=2"})
+    for (int micro_batches : {1, 4})
+      for (Recompute recompute : {Recompute::kSelective, Recompute::kFull})
+        EXPECT_LE(PeakWithLosses({mesh, micro_batches, recompute, .01}),
+                  PeakWithLosses({mesh, micro_batches, recompute, 0}) + kLayers * 2 * kScores)
+            << mesh << " in " << micro_batches << " " << Name(recompute);
+}
+
+TEST(Recomputing, OfLayersWithLossesOfTheirOwnChangesNoBit) {
+  for (const char* mesh : {"cpu:tp=2", "cpu:dp=2,pp=2"}) {
+    std::vector<std::vector<float>> losses;
+    for (Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      Session train = TrainWithLosses({mesh, 2, recompute, .01});
+      losses.emplace_back();
+      for (uint64_t step = 0; step < 3; ++step)
+        losses.back().push_back(train.Run({{"x", Floats(step, {16, 64, 32})}}).Scalar("loss"));
+    }
+    EXPECT_EQ(losses[0], losses[1]) << mesh;
+  }
 }
 
 // A region of its own mind, beside others that do as the session says.
@@ -399,6 +462,84 @@ TEST(ZeroStages, TheThirdHoldsFewWholeWeights) {
     }
 }
 
+// A weight that the model cuts along an axis is cut along another one by ZeRO, or not at all.
+TEST(ZeroStages, CutWhatNothingElseCuts) {
+  GptProgram program({.mesh = "cpu:dp=2,tp=2", .zero_axis = "dp"});
+  const Session train = program.MakeTrain();
+  const Graph& graph = train.impl()->compiled.graph;
+  int cut_twice = 0;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    if (node.kind != NodeKind::kVariable) continue;
+    const NdSbp& sbp = graph.value(node.out[0]).sbp;
+    std::set<int> axes;
+    for (const Sbp& s : sbp)
+      if (s.is_split()) EXPECT_TRUE(axes.insert(s.axis).second) << graph.Describe(n);
+    cut_twice += axes.size() == 2;
+  }
+  EXPECT_GT(cut_twice, 8);
+}
+
+// The layer that a node is of; -1: none.
+int LayerOf(const Graph& graph, int n) {
+  const std::string region = graph.regions().Of(graph.node(n).name);
+  return region.empty() ? -1 : std::stoi(region.substr(region.find_first_of("0123456789")));
+}
+
+// In a step of one micro-batch sums of gradients of at most two layers are under way beside the layer that is
+// computed: its work waits for those of the third layer behind it, and for none of the second.
+TEST(ZeroStages, SumsOfTwoLayersAreUnderWay) {
+  GptProgram program({.mesh = "cpu:dp=2", .layers = 8, .bucket_bytes = 0});
+  const Session train = program.MakeTrain();
+  const Graph& graph = train.impl()->compiled.graph;
+  int waits = 0;
+  for (int n : graph.Order())
+    for (int sum : graph.node(n).after) {
+      const bool of_matrix = IsCollective(graph.node(sum)) &&
+                             graph.value(graph.node(sum).out[0]).shape.rank() == 2 &&
+                             LayerOf(graph, sum) >= 0;
+      if (!of_matrix || !graph.IsHeavy(n)) continue;
+      EXPECT_EQ(LayerOf(graph, n), LayerOf(graph, sum) - 3)
+          << graph.Describe(n) << " waits for " << graph.Describe(sum);
+      ++waits;
+    }
+  EXPECT_GE(waits, 5 * 5);  // five layers, whose first product is at work
+}
+
+// The first layers of a pass have their weights gathered for the next micro-batch while the last ones are
+// computed, as many as are gathered ahead; those of the others wait for the last one.
+TEST(ZeroStages, GathersGoOnIntoTheNextMicroBatch) {
+  constexpr int kLayers = 6;
+  for (int prefetch : {0, 2, 3}) {
+    GptProgram program({.mesh = "cpu:dp=2",
+                        .micro_batches = 2,
+                        .zero_axis = "dp",
+                        .zero_stage = 3,
+                        .prefetch = prefetch,
+                        .layers = kLayers,
+                        .bucket_bytes = 0});
+    const Session train = program.MakeTrain();
+    const Graph& graph = train.impl()->compiled.graph;
+    int waits[2] = {0, 0};
+    for (int n : graph.Order())
+      for (int gather : graph.node(n).after) {
+        const Node& node = graph.node(gather);
+        const int layer = LayerOf(graph, gather);
+        const bool works = !IsCollective(graph.node(n)) && graph.node(n).phase != Phase::kUpdate;
+        if (!works || !IsCollective(node) || node.rate != Rate::kRemade || layer < 0) continue;
+        // Beside the layers there are the tables before them, forward, and what follows them, back.
+        const bool forward = node.phase == Phase::kForward;
+        const int ahead = std::max(0, prefetch - (forward ? layer + 1 : kLayers - layer));
+        const int holds = forward ? (ahead > 0 ? kLayers - ahead : -1) : ahead;
+        EXPECT_EQ(LayerOf(graph, n), holds)
+            << graph.Describe(n) << " waits for " << graph.Describe(gather) << ", prefetch " << prefetch;
+        ++waits[forward];
+      }
+    EXPECT_GT(waits[0], 10);
+    EXPECT_GT(waits[1], 10);
+  }
+}
+
 // --- Buckets ---
 
 int Collectives(const Session& session) {
@@ -461,6 +602,28 @@ TEST(ZeroStages, OthersAreRefused) {
               Model(FullMesh("cpu:dp=2"), {.zero = {.axis = "dp", .prefetch = -1}});
             }).find("ModelOptions::zero: prefetch is -1"),
             std::string::npos);
+}
+
+// The logits of a head and their gradient, which are all there is, become those of a tile, beside the
+// gradient of the table, which is then there with them. With classes cut the loss itself stores more of that
+// size, and in tiles the statistics of 64 blocks of classes.
+TEST(Recomputing, OfLogitsInTilesLeavesATile) {
+  for (const std::string mesh : {"cpu:dp=1", "cpu:dp=2,tp=2"})
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      SmallGpt given{.mesh = mesh, .batch = 8, .context = 128, .layers = 1, .width = 32, .heads = 2};
+      given.vocabulary = 8000;
+      given.dropout = 0;
+      given.dtype = dtype;
+      const int64_t whole = Bytes(given)[""];
+      given.logits_tile = 256;
+      const int64_t in_tiles = Bytes(given)[""], parts = mesh == "cpu:dp=1" ? 1 : 2;
+      const double rows = 8 * 128.0 / parts, classes = 8000.0 / parts, size = SizeOf(dtype);
+      const double statistics = parts == 1 ? 0 : 3 * rows * 64 / parts * 4;
+      const double formula = 2 * rows * classes * size - 256 * classes * 4 - classes * 32 * 4 - statistics;
+      const double fell = static_cast<double>(whole - in_tiles);
+      EXPECT_GE(fell, 0.97 * formula) << mesh << " " << Name(dtype);
+      if (parts == 1) EXPECT_LE(fell, 1.03 * formula + 256 * classes * 4) << mesh << " " << Name(dtype);
+    }
 }
 
 }  // namespace

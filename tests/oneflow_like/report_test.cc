@@ -163,6 +163,26 @@ TEST_F(ReportTest, FiguresAreThoseOfTheDryRun) {
   }
 }
 
+TEST_F(ReportTest, HasWhatLayersShowed) {
+  Model model(FullMesh("cpu:dp=2"), With({}).model_options);
+  Tensor x = model.Input("x", {4, 8, 16}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor y = nn::Experts(model.scope() / "e", x, {.experts = 4, .inner = 8, .ep = "dp"}).y;
+  Session train = Train(mean(square(y)), Sgd{.lr = 0}, {});
+  double sum = 0, greatest = 0;
+  for (int step = 0; step < 3; ++step) {
+    const double load = train.Run({{"x", Floats(step, {4, 8, 16})}}).Scalar("e/load_max");
+    sum += load;
+    greatest = std::max(greatest, load);
+  }
+  train.Close();
+  const json report = Figures(), layers = report["sessions"][0]["measured"][0]["layers"];
+  const auto shown =
+      std::find_if(layers.begin(), layers.end(), [](const json& one) { return one[0] == "e/load_max"; });
+  ASSERT_NE(shown, layers.end()) << layers;
+  EXPECT_NEAR((*shown)[1], sum / 3, 1e-6);
+  EXPECT_EQ((*shown)[2], greatest);
+}
+
 TEST_F(ReportTest, HasWhatStepsTook) {
   GptProgram program(With({.mesh = "cpu:dp=2,pp=2", .micro_batches = 4}));
   Session train = program.MakeTrain(), eval = program.MakeEvaluate();

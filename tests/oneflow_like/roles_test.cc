@@ -75,7 +75,8 @@ TEST(Roles, TheAxisOfInputsIsTheBatchs) {
     given.parallel.batch = "";
     EXPECT_LT(SharesSent(given, 2), 1) << given.str();  // sends activations in place of gradients
   }
-  // Of two axes that cut batches, and of one that has another role, none is taken.
+  // Several axes that cut a batch are taken together. Of two that cut different batches, and of one that has
+  // another role, none is.
   auto cut = [](const Annotation& of_x, const Annotation& of_y, const Parallel& roles) {
     Model model(Mesh::Parse("cpu:dp=2,ep=2"));
     Tensor x = model.Input("x", {8, 4}, DType::kFloat32, of_x),
@@ -85,14 +86,18 @@ TEST(Roles, TheAxisOfInputsIsTheBatchs) {
     Tensor h = matmul(x + y, model.scope().Weight("w", {4, 4}, Normal(.1)));
     return Train(mean(h), Sgd{.lr = .1}, options).impl()->compiled.options.roles.batch;
   };
-  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {}), 0);
-  EXPECT_EQ(cut({}, {{"ep", S(0)}}, {}), 1);
-  EXPECT_EQ(cut({{"dp", S(0)}}, {{"ep", S(0)}}, {}), -1);
-  EXPECT_EQ(cut({{"dp", S(1)}}, {}, {}), -1);
-  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.context = "dp"}), -1);
-  EXPECT_EQ(cut({{"dp", S(0)}}, {{"ep", S(0)}}, {.tensor = "dp"}), 1);
-  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.batch = ""}), -1);
-  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.batch = "ep"}), 1);
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {}), MeshAxes{0});
+  EXPECT_EQ(cut({}, {{"ep", S(0)}}, {}), MeshAxes{1});
+  EXPECT_EQ(cut({{"dp", S(0)}}, {{"ep", S(0)}}, {}), MeshAxes());
+  EXPECT_EQ(cut({{"dp*ep", S(0)}}, {{"dp*ep", S(0)}}, {}), (MeshAxes{0, 1}));
+  EXPECT_EQ(cut({{"dp*ep", S(0)}}, {{"ep", S(0)}}, {}), MeshAxes());
+  EXPECT_EQ(cut({{"dp*ep", S(0)}}, {}, {.tensor = "dp"}), MeshAxes{1});
+  EXPECT_EQ(cut({}, {}, {.batch = "dp*ep"}), (MeshAxes{0, 1}));
+  EXPECT_EQ(cut({{"dp", S(1)}}, {}, {}), MeshAxes());
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.context = "dp"}), MeshAxes());
+  EXPECT_EQ(cut({{"dp", S(0)}}, {{"ep", S(0)}}, {.tensor = "dp"}), MeshAxes{1});
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.batch = ""}), MeshAxes());
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.batch = "ep"}), MeshAxes{1});
 }
 
 // For each layer and micro-batch 8 (t-1)/t elements for each of [batch, context, width]; with full recompute
@@ -217,8 +222,8 @@ TEST(HeldGradients, WrongOnesAreRefused) {
   const std::string cut = error(DType::kFloat32, {{"tp", S(2)}});
   EXPECT_NE(cut.find("roles_test.cc"), std::string::npos) << cut;
   EXPECT_NE(cut.find("gradient: tp:S2 cuts axis 2 but the shape is [8,4]"), std::string::npos) << cut;
-  const std::string twice = error(DType::kFloat32, {{"tp", S(1)}, {"dp", S(1)}});
-  EXPECT_NE(twice.find("gradient: tensor axis 1 is cut twice"), std::string::npos) << twice;
+  const std::string twice = error(DType::kFloat32, {{"tp", S(1)}, {"dp*tp", S(1)}});
+  EXPECT_NE(twice.find("gradient: mesh axis tp is annotated twice"), std::string::npos) << twice;
   const std::string ids = error(DType::kInt32, {{"tp", S(1)}});
   EXPECT_NE(ids.find("`gradient` is given, but a tensor of i32 has none"), std::string::npos) << ids;
 }

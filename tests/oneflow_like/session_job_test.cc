@@ -1,6 +1,7 @@
 // Models and sessions that are one of several processes.
 // ctest: asan=10
 #include <atomic>
+#include <barrier>
 #include <fstream>
 #include <regex>
 #include <set>
@@ -67,6 +68,58 @@ TEST(SessionJobTest, ProcessesShareTheRanksAndAllGetEverythingWhole) {
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "") << mesh;
   }
+}
+
+// Processes plan the same messages of counted rows; of ranks without room all of them hear.
+TEST(SessionJobTest, ExpertsWithRoomOfRanksCrossProcesses) {
+  const Dims shape = {8, 6, 8};
+  // A collective that some of these processes never come to does not end, as it does where a process is lost:
+  // all meet after the first step is launched, and again when each has its error.
+  auto train = [&](
+                   std::shared_ptr<Job> job, double room, nn::ExpertOverflow overflow,
+                   const std::function<void()>& meet = [] {}) {
+    ModelOptions options;
+    options.job = std::move(job);
+    options.threads = 1;
+    options.seed = 5;
+    Model model(Mesh::Parse("cpu:dp=4"), options);
+    Tensor x = model.Input("x", shape, DType::kFloat32, {{"dp", S(0)}});
+    const nn::ExpertsOptions o{
+        .experts = 8, .inner = 10, .room = room, .overflow = overflow, .gate_init = Normal(1), .ep = "dp"};
+    Tensor y = nn::Experts(model.scope() / "e", nn::RmsNorm(model.scope() / "norm", x), o).y;
+    TrainOptions train_options;
+    train_options.micro_batches = 2;
+    Session session = Train(mean(square(y - x)), AdamW{.lr = 1e-2}, train_options);
+    Outputs seen;
+    const std::string error = ErrorOf([&] {
+      for (int step = 0; step < 5; ++step) {
+        const StepResult result = session.Run({{"x", Floats(step, shape)}});
+        if (step == 0) meet();
+        seen[Cat("loss", step)] = result.Get("loss");
+      }
+      for (const std::string& name : model.Variables()) seen[name] = model.Read(name);
+    });
+    meet();
+    if (!error.empty()) throw Error(error);
+    return seen;
+  };
+  for (double room : {4., .8}) {
+    const Outputs alone = train(nullptr, room, nn::ExpertOverflow::kDrop);
+    for (const std::string& error : RunProcesses(2, [&](std::shared_ptr<Job> job) {
+           ExpectNear(train(job, room, nn::ExpertOverflow::kDrop), alone, 1e-6, Cat("room ", room));
+         }))
+      EXPECT_EQ(error, "");
+  }
+  Meeting meeting(2);
+  meeting.wire.Hold(true);  // what fails is told when both are there
+  std::barrier together(2, [&]() noexcept { meeting.wire.Hold(false); });
+  for (const std::string& error : RunProcesses(meeting, [&](std::shared_ptr<Job> job) {
+         train(std::move(job), .8, nn::ExpertOverflow::kError, [&] { together.arrive_and_wait(); });
+       }))
+    EXPECT_TRUE(std::regex_search(
+        error, std::regex("nn::Experts 'e' at session_job_test.cc:\\d+.*: experts \\d to \\d are chosen \\d+ "
+                          "times in pool \\d but their rank has room for 3")))
+        << error;
 }
 
 // Process `odd` feeds another batch in step `when`; gives the errors of all.

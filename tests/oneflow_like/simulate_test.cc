@@ -64,6 +64,10 @@ SmallGpt Draw(std::mt19937* random) {
     given.zero_stage = pick({1, 2, 3});
   }
   if (pick({0, 1}) == 1) given.recompute = Recompute::kFull;
+  if (tp > 1 && pick({0, 1}) == 1) {
+    given.sequence = "tp";
+    given.gather_again = pick({0, 1}) == 1;
+  }
   return given;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
+
+using namespace examples;
 
 struct SmallGpt {
   std::string mesh = "cpu:dp=1";
@@ -27,17 +30,22 @@ struct SmallGpt {
   DType dtype = DType::kFloat32;
   double dropout = 0.1;  // when training
   std::string sequence = "";
-  bool ulysses = false;
+  bool ulysses = false;  // over sp
+  int64_t logits_tile = 0;
   int64_t bucket_bytes = 25 << 20;
   Parallel parallel = {};
   Overlap overlap = {};
   double average = 0;  // decay of averages of weights
+  DType reduce_dtype = DType::kFloat32;
+  std::optional<bool> gather_again = {};
   // Name of the run, for messages.
   std::string str() const {
     return Cat(mesh, " m=", micro_batches, " ", Name(schedule),
                model_options.pipeline.virtual_stages > 1 ? " round and round" : "",
                zero_axis.empty() ? "" : Cat(" zero=", zero_axis, " stage ", zero_stage),
-               recompute == Recompute::kNone ? "" : Cat(" recompute=", Name(recompute)));
+               recompute == Recompute::kNone ? "" : Cat(" recompute=", Name(recompute)),
+               gather_again ? Cat(" gather_again=", *gather_again) : "",
+               model_options.offload.any() ? Cat(" offload=", OffloadText(model_options.offload)) : "");
   }
 };
 
@@ -47,14 +55,16 @@ class GptProgram {
   explicit GptProgram(const SmallGpt& given) : given_(given) {
     Mesh mesh = Mesh::Parse(given.mesh);
     std::vector<std::pair<std::string, int>> axes;
-    for (const char* name : {"dp", "tp", "pp"}) {
-      int a = mesh.FindAxis(name);
-      axes.push_back({name, a < 0 ? 1 : mesh.axis_size(a)});
+    for (const char* name : {"dp", "tp", "pp"}) {  // an axis, or a group of such
+      const MeshAxes of_name = mesh.FindAxes(name);
+      for (int a : of_name) axes.push_back({mesh.axis_name(a), mesh.axis_size(a)});
+      if (of_name.empty()) axes.push_back({name, 1});
     }
     Annotation cut = {{"dp", S(0)}};
-    if (!given.sequence.empty() && given.sequence != "tp") {
-      axes.push_back({given.sequence, mesh.axis_size(mesh.AxisOrFail(given.sequence, "SmallGpt"))});
-      cut.push_back({given.sequence, S(1)});
+    for (int a : mesh.FindAxes(given.sequence)) {
+      if (mesh.axis_name(a) == "tp") continue;
+      axes.push_back({mesh.axis_name(a), mesh.axis_size(a)});
+      cut.push_back({mesh.axis_name(a), S(1)});
     }
     ModelOptions options = given.model_options;
     options.zero = {.axis = given.zero_axis,
@@ -62,7 +72,7 @@ class GptProgram {
                     .prefetch = given.prefetch,
                     .small = 0,
                     .bucket_bytes = given.bucket_bytes};
-    model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), options);
+    model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes, {}, mesh.groups()), options);
     tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, cut);
     targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, cut);
   }
@@ -75,10 +85,12 @@ class GptProgram {
     options.schedule = given_.schedule;
     options.dtype = given_.dtype;
     options.recompute = given_.recompute;
+    options.gather_again = given_.gather_again;
     options.parallel = given_.parallel;
     options.overlap = given_.overlap;
     options.clip_norm = 1;
     options.average.decay = given_.average;
+    options.reduce_dtype = given_.reduce_dtype;
     return Train(GptLoss(model_->scope(), tokens_, targets_, Config(given_.dropout)), AdamW{.lr = 1e-3},
                  options);
   }
@@ -109,7 +121,8 @@ class GptProgram {
     config.vocabulary = given_.vocabulary;
     config.dropout = dropout;
     config.sequence = given_.sequence;
-    config.ulysses = given_.ulysses;
+    if (given_.ulysses) config.ulysses = "sp";
+    config.logits_tile = given_.logits_tile;
     return config;
   }
 

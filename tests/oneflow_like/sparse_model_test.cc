@@ -3,6 +3,9 @@
 #include <cmath>
 #include <map>
 
+#include "compiler/explain.h"
+#include "examples/dlrm_model.h"
+#include "oneflow_like/session/session_impl.h"
 #include "ops/language/sparse.h"
 #include "tests/oneflow_like/session_fixture.h"
 
@@ -136,6 +139,159 @@ TEST(SparseModel, TouchedRowsAreUpdatedOnEveryMesh) {
       }
     }
   }
+}
+
+// --- nn::LookUp ---
+
+struct LookUps {
+  const char* mesh = "cpu:dp=1";
+  int micro_batches = 1;
+  bool adagrad = true;
+  int64_t rows = 4096;  // of a table; few: updates are of whole tables
+  int64_t batch = 64;
+  DType ids = DType::kInt32;
+};
+struct Looked {
+  std::vector<float> losses;
+  std::vector<std::vector<float>> tables;
+};
+
+// Two tables, half of whose ids name few rows, and a product behind them.
+Looked LookUp(const LookUps& given) {
+  constexpr int64_t kTables = 2, kColumns = 5;
+  Model model(FullMesh(given.mesh));
+  Scope s = model.scope();
+  const nn::LookUpOptions options = {.micro_batches = given.micro_batches};
+  std::vector<Tensor> tables;
+  for (int64_t i = 0; i < kTables; ++i)
+    tables.push_back(
+        s.Weight(Cat("table", i), {given.rows, kColumns}, Normal(1), nn::CutOfRows(s, given.rows, options)));
+  Tensor ids = model.Input("ids", {given.batch, kTables}, DType::kInt32, {{"dp", S(0)}});
+  if (given.ids != DType::kInt32) ids = cast(ids, given.ids);
+  Tensor found = nn::LookUp(s / "look", tables, ids, options);
+  Tensor y = matmul(reshape(found, {given.batch, kTables * kColumns}),
+                    s.Weight("w", {kTables * kColumns, 3}, Normal(.5)));
+  TrainOptions train_options;
+  train_options.micro_batches = given.micro_batches;
+  const Optimizer optimizer =
+      given.adagrad ? Optimizer(Adagrad{.lr = .1, .by_rows = true}) : Optimizer(Sgd{.lr = .5});
+  Session train = Train(mean(square(shift(y, -1))), optimizer, train_options);
+  Looked looked;
+  for (uint64_t step = 0; step < 20; ++step) {
+    HostTensor rows = Ids(step, {given.batch, kTables}, static_cast<int>(given.rows));
+    for (int64_t i = 0; i < given.batch; ++i) rows.as<int32_t>()[i] %= 7;
+    looked.losses.push_back(train.Run({{"ids", rows}}).Scalar("loss"));
+  }
+  for (int64_t i = 0; i < kTables; ++i) looked.tables.push_back(Numbers(model.Read(Cat("table", i))));
+  return looked;
+}
+
+TEST(LookUp, FollowsOneDevice) {
+  for (bool adagrad : {false, true})
+    for (int64_t rows : {4096, 96}) {
+      const Looked one = LookUp({.adagrad = adagrad, .rows = rows});
+      EXPECT_LT(one.losses.back(), one.losses.front());
+      for (const LookUps& given : {LookUps{"cpu:tp=2"},
+                                   {"cpu:tp=4"},
+                                   {"cpu:tp=8"},
+                                   {"cpu:dp=2,tp=2"},
+                                   {"cpu:dp=2,tp=4", 2},
+                                   {"cpu:tp=2", 4},
+                                   {.mesh = "cpu:tp=2", .ids = DType::kInt64}}) {
+        LookUps run = given;
+        run.adagrad = adagrad;
+        run.rows = rows;
+        const Looked got = LookUp(run);
+        const std::string where = Cat(run.mesh, " in ", run.micro_batches, ", ", rows, " rows");
+        for (size_t i = 0; i < one.losses.size(); ++i)
+          EXPECT_NEAR(got.losses[i], one.losses[i], 1e-5 * one.losses[i]) << where << ", step " << i;
+        for (size_t t = 0; t < one.tables.size(); ++t)
+          for (size_t i = 0; i < one.tables[t].size(); ++i)
+            ASSERT_NEAR(got.tables[t][i], one.tables[t][i], 1e-4) << where << ", table " << t << ", " << i;
+      }
+    }
+}
+
+// Ids, rows, and gradients of rows go to other ranks once, by expected counts (n - 1)/n of them; nothing is
+// summed. Where parts are not alike, ranks sum what each has.
+TEST(LookUp, SendsIdsAndRows) {
+  constexpr int64_t kTables = 3, kColumns = 64;
+  for (int64_t batch : {1024, 1020}) {
+    Model model(FullMesh("cpu:tp=8"));
+    Scope s = model.scope();
+    std::vector<Tensor> tables;
+    for (int64_t i = 0; i < kTables; ++i)
+      tables.push_back(s.Weight(Cat("table", i), {32'768, kColumns}, Normal(1), nn::CutOfRows(s, 32'768)));
+    Tensor ids = model.Input("ids", {batch, kTables}, DType::kInt32, {{"dp", S(0)}});
+    Tensor loss = mean(square(nn::LookUp(s / "look", tables, ids)));
+    const Session train = Train(loss, Adagrad{.lr = .1, .by_rows = true});
+    std::map<std::string, std::pair<int, double>> sent;  // by primitive, how many and their bytes
+    for (const BoxingPrice& price : PricesOfBoxing(train.impl()->compiled)) {
+      auto& [count, bytes] = sent[price.primitive];
+      ++count;
+      bytes += price.bytes;
+    }
+    if (batch == 1020) {
+      EXPECT_EQ(sent["all_to_all"].second, 0);
+      continue;
+    }
+    const double numbers = 7. / 8 * batch * kTables;  // of one for each id, that go to other ranks
+    EXPECT_EQ(sent["all_to_all"].first, 3);
+    EXPECT_NEAR(sent["all_to_all"].second, 4 * numbers * (1 + 2 * kColumns), 1);
+    EXPECT_EQ(sent["reduce_scatter"].first, 0);
+    EXPECT_LE(sent["all_reduce"].second, 1000);  // the loss
+  }
+}
+
+// In a recommender, too, whose layers cut what they read otherwise: gradients are exchanged whole, not by
+// table after they were taken apart, where nothing says how many rows count.
+TEST(LookUp, ExchangesGradientsOfARecommender) {
+  constexpr int64_t kBatch = 1024;
+  examples::DlrmConfig config = {.rows = 100'000};
+  config.cut = "rows";
+  Model model(FullMesh("cpu:tp=8"));
+  const Annotation batch = {{"dp", S(0)}};
+  Tensor dense = model.Input("dense", {kBatch, config.dense}, DType::kFloat32, batch);
+  Tensor ids = model.Input("ids", {kBatch, config.tables}, DType::kInt32, batch);
+  TrainOptions options;
+  options.parallel = {.batch = "dp", .tensor = "tp"};
+  const Session train = Train(mean(square(examples::DlrmLogits(model.scope(), dense, ids, config))),
+                              Adagrad{.lr = .1, .by_rows = true}, options);
+  double bytes = 0;
+  for (const BoxingPrice& price : PricesOfBoxing(train.impl()->compiled))
+    if (price.primitive == "all_to_all") bytes += price.bytes;
+  EXPECT_LT(bytes, 1.1 * 4 * (7. / 8 * kBatch) * static_cast<double>(config.tables * (1 + 2 * config.width)));
+}
+
+TEST(LookUp, SumsWherePartsAreUneven) {
+  for (const LookUps& given :
+       {LookUps{.mesh = "cpu:tp=2", .rows = 4095, .batch = 60}, {.mesh = "cpu:tp=8", .batch = 60}}) {
+    const Looked got = LookUp(given), want = LookUp({.rows = given.rows, .batch = given.batch});
+    for (size_t i = 0; i < want.losses.size(); ++i)
+      EXPECT_NEAR(got.losses[i], want.losses[i], 1e-5 * want.losses[i]) << given.mesh << ", step " << i;
+  }
+}
+
+TEST(LookUp, NamesWhatDoesNotFit) {
+  Model model(FullMesh("cpu:tp=2"));
+  Scope s = model.scope();
+  Tensor table = s.Weight("a", {8, 3}, Normal(1)), other = s.Weight("b", {9, 3}, Normal(1));
+  Tensor ids = model.Input("ids", {4, 2}, DType::kInt32);
+  EXPECT_NE(ErrorOf([&] {
+              nn::LookUp(s / "l", {table}, ids);
+            }).find("ids is [4,2] but must have a column for each of the 1 tables"),
+            std::string::npos)
+      << ErrorOf([&] { nn::LookUp(s / "l", {table}, ids); });
+  EXPECT_NE(ErrorOf([&] {
+              nn::LookUp(s / "l", {table, other}, ids);
+            }).find("a table is [9,3] but another one [8,3]"),
+            std::string::npos);
+  Session session = Evaluate({{"y", nn::LookUp(s / "l", {table, table}, ids)}});
+  HostTensor wrong = Ids(1, {4, 2}, 8);
+  wrong.as<int32_t>()[5] = 8;
+  const std::string error = ErrorOf([&] { session.Run({{"ids", wrong}}).Wait(); });
+  EXPECT_NE(error.find("nn::LookUp 'l'"), std::string::npos) << error;
+  EXPECT_NE(error.find("index 8 is outside"), std::string::npos) << error;
 }
 
 }  // namespace

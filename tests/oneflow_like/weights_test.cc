@@ -698,8 +698,8 @@ TEST(Wrong, UsesGetOneSentence) {
          [&] { s.Weight("a", {2}, FromTensor(Floats(1, {3}))); });
   expect("its type is i64, which random numbers do not fill",
          [&] { s.State("a", {2}, Normal(1), {.dtype = DType::kInt64}); });
-  expect("tensor axis 1 is cut twice", [&] {
-    s.Weight("a", {2, 4}, Ones(), {.sbp = "tp:S1", .stored = "dp:S1"});
+  expect("mesh axis tp is annotated twice", [&] {
+    s.Weight("a", {2, 4}, Ones(), {.sbp = "tp:S1", .stored = "dp*tp:S1"});
   });
   s.Weight("frozen", {2}, Ones(), {.trainable = false});
   s.Weight("free", {2}, Ones());

@@ -80,6 +80,51 @@ inline void CheckAccumulates(const AccumulateCase& c, const std::vector<int64_t>
   }
 }
 
+// The same of the gradients of a head in tiles: dw is added up over tiles and over acts, dx is each act's.
+// Acts have 20 rows, in three tiles, and fewer.
+inline void CheckAccumulatesHead(DType dtype, const MakeKernelFn& make, uint64_t seed) {
+  using enum DType;
+  constexpr int64_t kRows = 20, kHidden = 16, kClasses = 24;
+  const OpDef& def = BuiltinCatalog().Get("linear_cross_entropy_grad");
+  const Attrs plain = {{"tile", int64_t{8}}, {"dw", int64_t{1}}, {"dx", int64_t{1}}};
+  std::mt19937_64 random(seed);
+  Operand w(dtype, {kClasses, kHidden}), got(kFloat32, {kClasses, kHidden}), want = got;
+  w.Draw(&random, -1, 1, 4);
+  std::vector<double> sum(static_cast<size_t>(kClasses * kHidden));
+  std::unique_ptr<Kernel> kernel;
+  for (int act = 0; act < 5; ++act) {
+    const int64_t rows = std::vector<int64_t>{20, 19, 1, 0, 20}[static_cast<size_t>(act)], time = act % 3;
+    const Dims row = {rows}, whole = {kRows};
+    Operands in = {Operand(dtype, {kRows, kHidden}, {0, 0}, {rows, kHidden}), w,
+                   Operand(kInt64, whole, {0}, row), Operand(kFloat32, whole, {0}, row),
+                   Operand(kFloat32, whole, {0}, row)};
+    for (Operand& o : in)
+      if (&o != &in[1]) o.Draw(&random, 1, 2, kClasses);
+    Operand dx(dtype, {kRows, kHidden}, {0, 0}, {rows, kHidden}), want_dx = dx;
+    KernelSpec spec{.name = def.name, .attrs = plain};
+    for (Operand& o : in) spec.in.push_back(o.Arg());
+    KernelSpec reference = spec;
+    reference.out = {want.Arg(), want_dx.Arg()};
+    std::vector<char> scratch(static_cast<size_t>(def.scratch(reference)) + 64);
+    void* const room = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
+    ASSERT_TRUE(ReferenceKernel(def)(reference)->Run({reference, reference.in, reference.out, room}).ok());
+    for (size_t i = 0; i < sum.size(); ++i) {
+      const double term = want.At(static_cast<int64_t>(i));
+      sum[i] = time == 0 ? term : sum[i] + term;
+      StoreFloat(want.Arg(), static_cast<int64_t>(i), sum[i]);
+    }
+    spec.attrs.Set(kAccumulates, int64_t{1});
+    spec.out = {got.Arg(), dx.Arg()};
+    if (!kernel) kernel = make(spec);
+    const Status status = kernel->Run({spec, spec.in, spec.out, nullptr, act / 3, time, 3, 77});
+    const std::string what = Cat("a head in ", Name(dtype), ", act ", act);
+    ASSERT_TRUE(status.ok()) << what << ": " << status.message();
+    ExpectClose(what + ", dw", &got, &want, 2);
+    ExpectClose(what + ", dx", &dx, &want_dx, 2);
+    ASSERT_FALSE(got.WrittenBehind() || dx.WrittenBehind()) << what;
+  }
+}
+
 // Every kind of contraction, in every type; `with_bias`: gradients of biases, too.
 inline void AccumulateCases(const MakeKernelFn& make, bool with_bias) {
   uint64_t seed = 70;
@@ -108,6 +153,8 @@ inline void AccumulateCases(const MakeKernelFn& make, bool with_bias) {
   check("einsum", "mkl,kln->mn", {8, 3, 9}, {3, 9, 10}, 0);
   check("einsum", "amk,akn->man", {3, 8, 9}, {3, 9, 10}, 0);
   check("einsum", "i,i->", {70}, {70}, 0);
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+    CheckAccumulatesHead(dtype, make, ++seed);
   if (!with_bias) return;
   check("linear_grad_weight", "mk,mn->kn", {24, 16}, {24, 32}, 1);
   check("linear_grad_weight", "amk,amn->kn", {2, 3, 5}, {2, 3, 7}, 1);

@@ -20,6 +20,7 @@
 #include "ops/scalar.h"
 #include "tests/error_of.h"
 #include "tests/ops/accumulate_cases.h"
+#include "tests/ops/cpu_registry.h"
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
@@ -27,21 +28,11 @@
 namespace oneflow_like {
 namespace {
 
-const KernelRegistry& Registry() {
-  static const KernelRegistry* const registry = [] {
-    auto* all = new KernelRegistry;
-    AddReferenceKernels(BuiltinCatalog(), all);
-    AddCpuKernels(all);
-    return all;
-  }();
-  return *registry;
-}
-
 // Repeated on other threads, but for products and convolutions: how oneDNN cuts those depends on the threads.
 KernelCases& Cases() {
   static auto* cases = new KernelCases({
-      [](const std::string& name) { return Registry().Has(name, "cpu"); },
-      [](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec); },
+      [](const std::string& name) { return CpuRegistry().Has(name, "cpu"); },
+      [](const KernelSpec& spec) { return MakeWithScratch(CpuRegistry(), spec); },
       [](const std::string& op, const std::function<void()>& run) {
         int threads = ParallelThreads();
         bool product =
@@ -73,7 +64,7 @@ TEST(CpuKernels, TableSamples) { Cases().TableSamples(); }
 
 TEST(CpuKernels, EveryFastKernelBelongsToAnOperator) {
   for (const char* name : {"matmul", "attention", "adamw", "fused", "sum_to", "gelu"}) {
-    EXPECT_TRUE(Registry().Has(name, "cpu")) << name;
+    EXPECT_TRUE(CpuRegistry().Has(name, "cpu")) << name;
     EXPECT_NE(BuiltinCatalog().Find(name), nullptr) << name;
   }
 }
@@ -81,10 +72,10 @@ TEST(CpuKernels, EveryFastKernelBelongsToAnOperator) {
 TEST(CpuKernels, Products) { Cases().Products(); }
 
 TEST(CpuKernels, ProductsAddUpOverMicroBatches) {
-  AccumulateCases([](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec); }, false);
+  AccumulateCases([](const KernelSpec& spec) { return MakeWithScratch(CpuRegistry(), spec); }, false);
 }
 TEST(CpuKernels, ReferencesAddUpOverMicroBatches) {
-  AccumulateCases([](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec, "reference"); },
+  AccumulateCases([](const KernelSpec& spec) { return MakeWithScratch(CpuRegistry(), spec, "reference"); },
                   true);
 }
 
@@ -140,7 +131,7 @@ TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {
       spec.attrs = attrs;
       spec.in = {q.Arg(), k.Arg(), v.Arg()};
       spec.out = {o.Arg(), lse.Arg()};
-      ASSERT_TRUE(MakeWithScratch(Registry(), spec, "reference")->Run({spec, spec.in, spec.out}).ok())
+      ASSERT_TRUE(MakeWithScratch(CpuRegistry(), spec, "reference")->Run({spec, spec.in, spec.out}).ok())
           << what;
       Cases().Check("gradient of " + what, "attention_grad", attrs, {d, q, k, v, o, lse}, {q, k, k});
     }
@@ -185,7 +176,7 @@ TEST(CpuKernels, SumsTakeEveryElementOnce) {
       spec.attrs = c.attrs;
       spec.in = {x.Arg()};
       spec.out = {out[0].Arg()};
-      ASSERT_TRUE(MakeWithScratch(Registry(), spec)->Run({spec, spec.in, spec.out}).ok());
+      ASSERT_TRUE(MakeWithScratch(CpuRegistry(), spec)->Run({spec, spec.in, spec.out}).ok());
       for (size_t i = 0; i < wanted.size(); ++i)
         ASSERT_EQ(out[0].At(static_cast<int64_t>(i)), static_cast<float>(wanted[i]))
             << op << " of " << way.shape.str() << ", element " << i;
@@ -215,7 +206,7 @@ TEST(CpuKernels, SumsOverEverythingHaveTheSameBitsOnAnyNumberOfThreads) {
         spec.attrs = c.attrs;
         spec.in = {x.Arg()};
         spec.out = {out[0].Arg()};
-        ASSERT_TRUE(MakeWithScratch(Registry(), spec)->Run({spec, spec.in, spec.out}).ok());
+        ASSERT_TRUE(MakeWithScratch(CpuRegistry(), spec)->Run({spec, spec.in, spec.out}).ok());
         if (threads == 1) wanted = out[0].memory;
         EXPECT_EQ(out[0].memory, wanted) << op << " of " << n << " on " << threads << " threads, seed 41";
       }
@@ -238,7 +229,7 @@ TEST(CpuKernels, LargeResultsHaveTheBitsOfTheirPieces) {
     spec.attrs = attrs;
     spec.in = in;
     spec.out = out;
-    ASSERT_TRUE(MakeWithScratch(Registry(), spec)->Run({spec, spec.in, spec.out}).ok()) << op;
+    ASSERT_TRUE(MakeWithScratch(CpuRegistry(), spec)->Run({spec, spec.in, spec.out}).ok()) << op;
   };
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const int64_t size = static_cast<int64_t>(SizeOf(dtype)), width = 3001, parts = 4,

@@ -506,10 +506,19 @@ inline void KernelCases::RowsOperators() {
                {kFloat32, kInt64, kFloat32, kFloat32},
                shape.back()},
               ++seed);
+    CheckCase({"cross_entropy_grad",
+               {shape, rows, rows, rows, rows},
+               {},
+               {kFloat32, kInt64, kFloat32, kFloat32, kFloat32},
+               shape.back()},
+              ++seed);
+    CheckCase({"class_statistics", {shape, rows}, {}, {kFloat32, kInt64}, shape.back(), -30, 30}, ++seed);
     CheckCase({"cross_entropy", {shape, rows}, {}, {kFloat32, kInt64}, 3 * shape.back()},
               ++seed);  // may fail alike
   }
-  CheckCase({"layer_norm_grad", {{1000, 40}, {1000, 40}, {40}, {1000}, {1000}}}, ++seed);
+  // The second in more parts than a GPU's last sums of gamma have on their way at once.
+  for (Dims shape : {Dims{1000, 40}, Dims{9000, 3}})
+    CheckCase({"layer_norm_grad", {shape, shape, {shape[1]}, {shape[0]}, {shape[0]}}}, ++seed);
   NarrowRows();
 }
 
@@ -538,6 +547,7 @@ inline void KernelCases::NarrowRows() {
     CheckCase({"rms_norm_grad", {shape, shape, width, rows, shape}, residual, {t, t, t, kFloat32, t}},
               ++seed);
     CheckCase({"cross_entropy", {shape, rows}, {}, {t, kInt32}, shape[1], -30, 30}, ++seed);
+    CheckCase({"class_statistics", {shape, rows}, {}, {t, kInt32}, shape[1], -30, 30}, ++seed);
     CheckCase(
         {"cross_entropy_grad", {shape, rows, rows, rows}, {}, {t, kInt64, kFloat32, kFloat32}, shape[1]},
         ++seed);
@@ -554,6 +564,13 @@ inline void KernelCases::CrossEntropyIgnoresNegativeTargetsAndCutClasses() {
   std::memcpy(target.memory.data(), targets, sizeof(targets));
   Check("cross_entropy_grad of classes 8 to 15", "cross_entropy_grad", {}, {logits, target, lse, dloss},
         {Operand(kFloat32, {6, 20}, {0, 8}, {6, 7})});
+  Operand dlse(kFloat32, {6});
+  dlse.Draw(&random, 1, 2, 20);
+  Check("cross_entropy_grad of classes 8 to 15, with a gradient of lse", "cross_entropy_grad", {},
+        {logits, target, lse, dloss, dlse}, {Operand(kFloat32, {6, 20}, {0, 8}, {6, 7})});
+  Check("class_statistics of classes 8 to 15 in blocks 3 to 6", "class_statistics", {}, {logits, target},
+        {Operand(kFloat32, {6, 10}, {0, 3}, {6, 3}), Operand(kFloat32, {6, 10}, {0, 3}, {6, 3}),
+         Operand(kFloat32, {6})});
   Operand whole(kFloat32, {6, 20});
   whole.Draw(&random, -1, 1, 4);
   Check("cross_entropy with an ignored target", "cross_entropy", {}, {whole, target},

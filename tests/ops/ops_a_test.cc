@@ -497,16 +497,27 @@ TEST(Constant, FullOfEveryType) {
 
 TEST(CatalogTest, EveryEntryRefusesOperandsThatItDoesNotTake) {
   // Sums and loops take any number; updates have operands that may be missing, bags and rows of experts their
-  // weights, sums by index what they are added to.
-  const std::set<std::string> others = {"add_n",         "concat",
-                                        "fused",         "adam",
-                                        "adamw",         "sgd",
-                                        "sgd_plain",     "sgd_rows",
-                                        "adagrad_rows",  "add_squares_to_rows",
-                                        "embedding_bag", "embedding_bag_grad",
-                                        "index_sum",     "scatter_sum",
-                                        "route",         "take_rows",
-                                        "return_rows"};
+  // weights, sums by index what they are added to, gradients of losses what comes to the log-sum-exp.
+  const std::set<std::string> others = {"add_n",
+                                        "concat",
+                                        "fused",
+                                        "adam",
+                                        "adamw",
+                                        "sgd",
+                                        "sgd_plain",
+                                        "sgd_rows",
+                                        "adagrad_rows",
+                                        "add_squares_to_rows",
+                                        "embedding_bag",
+                                        "embedding_bag_grad",
+                                        "index_sum",
+                                        "scatter_sum",
+                                        "route",
+                                        "route_ranks",
+                                        "take_rows",
+                                        "return_rows",
+                                        "cross_entropy_grad",
+                                        "linear_cross_entropy_grad"};
   for (const std::string& name : BuiltinCatalog().names()) {
     const OpDef& def = BuiltinCatalog().Get(name);
     for (const Sample& sample : def.samples) {

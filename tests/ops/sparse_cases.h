@@ -276,6 +276,9 @@ class SparseCases {
                      {px, py, counts}, {pw});
       }
     }
+    for (DType type : {kFloat32, kBFloat16, kFloat16})
+      for (bool packed : {false, true}) ExpertsOfRanks(type, packed ? 48 : 50, packed ? 40 : 35, ++seed);
+    for (int trial = 0; trial < 24; ++trial) DrawnExperts(++seed);
   }
 
   // Pools of more choices than a warp has lanes, experts that are full, that none chooses, that all choose;
@@ -301,11 +304,142 @@ class SparseCases {
     cases_.CheckCase({"route", {{3, 45, 2}}, {{"experts", 5}, {"room", 7}, {"error", 0}}, {kInt64}, 6},
                      ++seed);  // some expert does not exist
     OddWeights();
+    RankRoutes();
     for (DType type : {kFloat32, kBFloat16, kFloat16})
       for (int64_t width : {1, 37, 600}) RoutedRows(type, width, ++seed);
   }
 
  private:
+  // Counts that leave rows over, give all to one expert, or one to each; rows of nobody are NaN. Extents are
+  // odd, or whole packs, and reach beyond one tile and beyond what a tile loads ahead; parts share matrices.
+  void DrawnExperts(uint64_t seed) {
+    using enum DType;
+    std::mt19937_64 random(seed);
+    const auto draw = [&](const auto&... of) {
+      const auto all = {of...};
+      return all.begin()[random() % all.size()];
+    };
+    const DType type = draw(kFloat32, kBFloat16, kFloat16), result = draw(type, kFloat32);
+    const bool odd = draw(false, false, true);
+    const int parts = draw(1, 1, 5, 34), way = draw(0, 1, 2);
+    const bool one = parts == 1;  // the reference of many takes its time
+    const int experts = one ? draw(1, 3, 8, 45) : draw(2, 7),
+              rows = one          ? draw(1, 40, 129, 290)
+                     : parts == 5 ? draw(3, 70)
+                                  : draw(0, 1, 9),
+              k = odd ? draw(1, 31, one ? 201 : 31) : draw(8, 136, one ? 200 : 8),
+              m = odd ? draw(1, 33, one ? 145 : 33) : draw(8, 48, one ? 264 : 136);
+    const auto of_parts = [&](Dims dims) {
+      return parts == 1         ? dims
+             : dims.rank() == 1 ? Dims{1, parts, dims[0]}
+                                : Dims{1, parts, dims[0], dims[1]};
+    };
+    const auto of_experts = [&](int down, int across) {
+      return parts == 1 ? Dims{experts, down, across} : Dims{1, experts, down, across};
+    };
+    Operand counts(kInt64, of_parts({experts})), x(type, of_parts({rows, k})), y(result, of_parts({rows, m})),
+        dy(type, of_parts({rows, m})), w(type, of_experts(k, m)), v(type, of_experts(m, k)),
+        dw(result, of_experts(k, m));
+    for (Operand* o : {&x, &w, &v, &dy}) o->Draw(&random, -1, 1, 4);
+    for (int part = 0; part < parts; ++part) {
+      int left = rows;
+      const int all = static_cast<int>(random() % experts);
+      for (int e = 0; e < experts; ++e) {
+        const int wanted = way == 0   ? static_cast<int>(random() % (1 + 2 * rows / experts))
+                           : way == 1 ? (e == all ? rows : 0)
+                                      : 1;
+        const int given = std::min(left, wanted);
+        counts.Arg().as<int64_t>()[part * experts + e] = given;
+        left -= given;
+      }
+      for (Operand* o : {&x, &dy}) {
+        const int64_t width = o == &x ? k : m, behind = (part + 1) * rows * width;
+        for (int64_t i = behind - left * width; i < behind; ++i) StoreFloat(o->Arg(), i, NAN);
+      }
+    }
+    const std::string what =
+        Cat(" of ", Name(type), " to ", Name(result), ", ", parts, " x ", rows, " rows, ", experts,
+            " experts, ", k, " x ", m, ", way ", way, ", seed ", seed);
+    cases_.Check("grouped_matmul" + what, "grouped_matmul", {}, {x, w, counts}, {y});
+    cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", {{"transposed", int64_t{1}}},
+                 {x, v, counts}, {y});
+    cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight",
+                 {{"experts", int64_t{experts}}}, {x, dy, counts}, {dw});
+  }
+
+  // Two ranks of three experts each, with three parts; of the second rank some parts have no rows.
+  void ExpertsOfRanks(DType type, int64_t k, int64_t m, uint64_t seed) {
+    using enum DType;
+    std::mt19937_64 random(seed);
+    Operand x(type, {2, 3, 40, k}), w(type, {2, 3, k, m}), v(type, {2, 3, m, k}), y(type, {2, 3, 40, m}),
+        counts(kInt32, {2, 3, 3}), dw(kFloat32, {2, 3, k, m});
+    for (Operand* o : {&x, &w, &v, &y}) o->Draw(&random, -1, 1, 4);
+    const int32_t numbers[] = {20, 0, 20, 3, 30, 1, 0, 0, 40, 0, 0, 0, 17, 0, 9, 0, 40, 0};
+    std::copy(std::begin(numbers), std::end(numbers), counts.Arg().as<int32_t>());
+    const std::string what = Cat(" of ranks, ", Name(type), ", ", k, " x ", m, ", seed ", seed);
+    cases_.Check("grouped_matmul" + what, "grouped_matmul", {}, {x, w, counts}, {y});
+    cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", {{"transposed", int64_t{1}}},
+                 {x, v, counts}, {y});
+    cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight", {{"experts", int64_t{3}}},
+                 {x, y, counts}, {dw});
+    // The second rank and part alone.
+    Operand px(type, {2, 3, 40, k}, {1, 1, 0, 0}, {1, 1, 40, k}),
+        py(type, {2, 3, 40, m}, {1, 1, 0, 0}, {1, 1, 40, m}),
+        pw(type, {2, 3, k, m}, {1, 0, 0, 0}, {1, 3, k, m}), pc(kInt32, {2, 3, 3}, {1, 1, 0}, {1, 1, 3}),
+        pdw(kFloat32, {2, 3, k, m}, {1, 0, 0, 0}, {1, 3, k, m});
+    for (Operand* o : {&px, &py, &pw}) o->Draw(&random, -1, 1, 4);
+    std::copy(numbers + 12, numbers + 15, pc.Arg().as<int32_t>());
+    cases_.Check("grouped_matmul of pieces" + what, "grouped_matmul", {}, {px, pw, pc}, {py});
+    cases_.Check("gradient of grouped_matmul of pieces" + what, "grouped_matmul_grad_weight",
+                 {{"experts", int64_t{3}}}, {px, py, pc}, {pdw});
+  }
+
+  // Ranks that are full, that none chooses, that all choose; then their rows by expert, there and back.
+  void RankRoutes() {
+    using enum DType;
+    uint64_t seed = 9600;
+    for (int64_t room : {1, 9, 30, 200})
+      for (int64_t chosen : {1, 4, 6})  // of 6 experts
+        for (int64_t ranks : {1, 2, 3})
+          for (DType of_weights : {kFloat32, kBFloat16, kBool}) {  // bool: none
+            const Attrs attrs = {
+                {"experts", int64_t{6}}, {"ranks", ranks}, {"room", room}, {"error", int64_t{room == 200}}};
+            Case c{"route_ranks", {{3, 45, 2}}, attrs, {ranks == 2 ? kInt64 : kInt32}, chosen, 0, 1};
+            if (of_weights != kBool) {
+              c.in.push_back(c.in[0]);
+              c.dtypes.push_back(of_weights);
+            }
+            cases_.CheckCase(c, ++seed);
+          }
+    const Attrs full = {{"experts", int64_t{6}}, {"ranks", int64_t{3}}, {"room", int64_t{9}}, {"error", 1}};
+    cases_.CheckCase({"route_ranks", {{3, 45, 2}}, full, {kInt32}, 6}, ++seed);
+    for (int64_t room : {1, 20, 100})
+      cases_.CheckCase(
+          {"sort_choices", {{3, 2, 41, 2}}, {{"experts", int64_t{6}}, {"room", room}}, {kFloat32}, 4, 0, 7.9},
+          ++seed);
+    std::mt19937_64 random(++seed);
+    Operand kept(kFloat32, {2, 3, 37, 2}), slots(kInt32, {2, 3, 50}), places(kInt32, {2, 3, 37, 2}),
+        counts(kInt32, {2, 3, 2});
+    kept.Draw(&random, 0, 4.9, 4);
+    {
+      KernelSpec spec;
+      spec.name = "sort_choices";
+      spec.attrs = {{"experts", int64_t{4}}, {"room", int64_t{50}}};
+      spec.in = {kept.Arg()};
+      spec.out = {slots.Arg(), places.Arg(), counts.Arg()};
+      ASSERT_TRUE(ReferenceInner().make(spec)->Run({spec, spec.in, spec.out}).ok());
+    }
+    for (DType type : {kFloat32, kBFloat16}) {
+      Operand x(type, {2, 3, 37, 70}), y(type, {2, 3, 50, 70}), weights(kFloat32, {2, 3, 37, 2});
+      for (Operand* o : {&x, &y, &weights}) o->Draw(&random, -1, 1, 4);
+      const std::string what = Cat(" at ranks, ", Name(type), ", seed ", seed);
+      cases_.Check("take_rows" + what, "take_rows", {}, {x, slots, places}, {y});
+      cases_.Check("return_rows with weights" + what, "return_rows", {}, {y, slots, places, weights}, {x});
+      Operand dots(kFloat32, {2, 3, 37, 2});
+      cases_.Check("dot_rows" + what, "dot_rows", {}, {x, y, slots, places}, {dots});
+    }
+  }
+
   // NaNs, infinities and zeros of both signs.
   void OddWeights() {
     using enum DType;

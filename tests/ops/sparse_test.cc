@@ -172,6 +172,53 @@ TEST_F(Sparse, RowsGoToExpertsAndBack) {
   EXPECT_EQ(Read(take_rows(x, routes, weights)), (Numbers{10, 20, 3000, 4000, 300, 400, 35, 42}));
 }
 
+// Of one pool: four tokens choose two of four experts each, which two ranks share.
+TEST_F(Sparse, TokensGoToARankOnce) {
+  Tensor chosen = Ids({1, 4, 2}, {0, 1, 1, 2, 3, 2, 0, 3});
+  const RankRoutes all = route_ranks(chosen, 4, 2, 8);
+  EXPECT_EQ(Read(all.chosen), (Numbers{2, 2, 2, 2}));
+  EXPECT_EQ(Read(all.kept), (Numbers{1, 2, 2, 3, 4, 3, 1, 4}));
+  EXPECT_EQ(Read(all.routes.counts), (Numbers{3, 3}));
+  EXPECT_EQ(Read(all.routes.slots), (Numbers{0, 2, 6, -1, 3, 4, 7, -1}));  // token * 2 + j
+  EXPECT_EQ(Read(all.routes.places), (Numbers{0, -1, 1, 4, 5, -1, 2, 6}));
+  // Room for three choices of a rank: each drops its least.
+  Tensor weights = Floats({1, 4, 2}, {0.5, 0.25, 0.9, 0.9, 0.125, 0.75, 0.5, 0.5});
+  const RankRoutes some = route_ranks(chosen, 4, 2, 3, {.weights = weights});
+  EXPECT_EQ(Read(some.chosen), (Numbers{2, 2, 2, 2}));
+  EXPECT_EQ(Read(some.kept), (Numbers{1, 0, 2, 3, 0, 3, 1, 4}));
+  EXPECT_EQ(Read(some.routes.slots), (Numbers{0, 2, 6, 3, 5, 7}));
+  EXPECT_EQ(Read(some.routes.places), (Numbers{0, -1, 1, 3, -1, 4, 2, 5}));
+}
+
+// Rank 1 of two, of experts 2 and 3: rows whose choices are 2 and 3, 0 and 3, none, 2.
+TEST_F(Sparse, RanksSortTheirRowsByExpert) {
+  Tensor kept = Floats({2, 1, 4, 2}, {1, 2, 2, 4, 0, 1, 4, 3, 3, 4, 1, 4, 0, 0, 3, 0});
+  const Routes runs = sort_choices(kept, 4, 4);
+  EXPECT_EQ(Read(runs.counts), (Numbers{2, 2, 2, 2}));
+  EXPECT_EQ(Read(runs.slots), (Numbers{0, 5, 1, 2, 0, 6, 1, 3}));
+  EXPECT_EQ(Read(runs.places), (Numbers{0, 2, 3, -1, -1, 1, -1, -1, 0, 2, -1, 3, -1, -1, 1, -1}));
+  Tensor x = Floats({2, 1, 4, 1}, {1, 2, 3, 4, 5, 6, 7, 8});
+  Tensor weights = Floats({2, 1, 4, 2}, {1, 10, 1, 10, 1, 10, 1, 10, 1, 10, 1, 10, 1, 10, 1, 10});
+  Tensor rows = take_rows(x, runs);
+  EXPECT_EQ(Read(rows), (Numbers{1, 3, 1, 2, 5, 8, 5, 6}));
+  Tensor y = return_rows(rows, runs, weights);
+  EXPECT_EQ(Read(y), (Numbers{11, 2, 30, 0, 55, 60, 0, 8}));
+  EXPECT_EQ(Gradient(y, Numbers(8, 1), x), (Numbers{11, 1, 10, 0, 11, 10, 0, 1}));
+  Tensor same = exchange(x, Give(&tape_, {1, 2}, {4, 4}, DType::kInt32));
+  EXPECT_EQ(Read(same), Read(x));
+  EXPECT_EQ(Gradient(same, {1, 2, 3, 4, 5, 6, 7, 8}, x), (Numbers{1, 2, 3, 4, 5, 6, 7, 8}));
+}
+
+TEST_F(Sparse, ExpertsOfRanks) {
+  Tensor x = Floats({2, 2, 2, 1}, {1, 2, 3, 4, 5, 6, 7, 8});
+  Tensor w = Floats({2, 2, 1, 1}, {1, 10, 100, 1000});
+  Tensor counts = Ids({2, 2, 2}, {1, 1, 0, 2, 2, 0, 0, 1});
+  Tensor y = grouped_matmul(x, w, counts);
+  EXPECT_EQ(Read(y), (Numbers{1, 20, 30, 40, 500, 600, 7000, 0}));
+  EXPECT_EQ(Gradient(y, Numbers(8, 1), x), (Numbers{1, 10, 10, 10, 100, 100, 1000, 0}));
+  EXPECT_EQ(Gradient(y, Numbers(8, 1), w), (Numbers{1, 9, 11, 7}));
+}
+
 TEST_F(Sparse, ShapeAndPosition) {
   Tensor x = Counted({2, 3});
   EXPECT_EQ(Read(tril(x)), (Numbers{0, 0, 0, 3, 4, 0}));

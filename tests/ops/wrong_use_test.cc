@@ -325,9 +325,16 @@ const std::vector<Use>& Uses() {
       {"embedding_bag",
        [](Any& a) { embedding_bag(a.T(2), a.I(2), a.I(1), a.B() ? Bag::kMax : Bag::kMean); }},
       {"embedding_bag", [](Any& a) { embedding_bag(a.T(2), a.I(2), a.I(1), a.T(2)); }},
+      {"embedding_in_parts", [](Any& a) { embedding_in_parts(a.T(2), a.I(2)); }},
       {"unique_rows", [](Any& a) { unique_rows(a.I(1), a.T(2)); }},
+      {"unique_rows", [](Any& a) { unique_rows(a.I(1), a.T(2), a.N()); }},
       {"grouped_matmul", [](Any& a) { grouped_matmul(a.T(2), a.T(3), a.I(1)); }},
+      {"grouped_matmul", [](Any& a) { grouped_matmul(a.T(4), a.T(4), a.I(3), a.B() ? 1 : a.R()); }},
       {"route", [](Any& a) { route(a.I(3), a.N(), a.N(), {a.B() ? a.T(3) : Tensor(), a.B()}); }},
+      {"route_ranks",
+       [](Any& a) { route_ranks(a.I(3), a.N(), a.N(), a.N(), {a.B() ? a.T(3) : Tensor(), a.B()}); }},
+      {"exchange", [](Any& a) { exchange(a.T(4), a.I(2), a.B() ? 1 : a.R()); }},
+      {"sort_choices", [](Any& a) { sort_choices(a.T(4), a.N(), a.N()); }},
       {"take_rows", [](Any& a) { take_rows(a.T(3), {a.I(3), a.I(3), Tensor()}, a.B() ? a.T(3) : Tensor()); }},
       {"return_rows",
        [](Any& a) { return_rows(a.T(4), {a.I(3), a.I(3), Tensor()}, a.B() ? a.T(3) : Tensor()); }},
@@ -474,6 +481,12 @@ const std::vector<Use>& Uses() {
          CrossEntropyOptions options{.label_smoothing = a.R(), .z_loss = a.R(), .ignore_index = a.N()};
          if (a.B()) options.class_weights = a.T(1);
          cross_entropy(a.T(2), a.I(1), options);
+       }},
+      {"linear_cross_entropy",
+       [](Any& a) {
+         CrossEntropyOptions options{.label_smoothing = a.R(), .z_loss = a.R(), .ignore_index = a.N()};
+         if (a.B()) options.class_weights = a.T(1);
+         linear_cross_entropy(a.T(2), a.T(2), a.I(1), options, a.N());
        }},
       {"sigmoid_focal_loss", [](Any& a) { sigmoid_focal_loss(a.T(2), a.T(2), {a.R(), a.R()}); }},
       {"focal_loss", [](Any& a) { focal_loss(a.T(2), a.I(1), {a.R(), a.B() ? a.T(1) : Tensor()}); }},

@@ -67,6 +67,23 @@ ValueCases LossCases() {
       {"cosine_similarity/axis",
        {F({5, 7}), F({5, 7})},
        [](ValueIn x) { return cosine_similarity(x[0], x[1], 0); }},
+      {"linear_cross_entropy",
+       {F({11, 5}), F({7, 5}, -2, 2), target},
+       [](ValueIn x) { return linear_cross_entropy(x[0], x[1], x[2]); }},
+      {"linear_cross_entropy/all",
+       {F({11, 5}), F({7, 5}, -2, 2), target, weights},
+       [](ValueIn x) {
+         CrossEntropyOptions options{.label_smoothing = 0.2, .z_loss = 0.01, .ignore_index = 1};
+         options.class_weights = x[3];
+         return linear_cross_entropy(x[0], x[1], x[2], options, 8);
+       }},
+      {"mean_linear_cross_entropy",
+       {F({11, 5}), F({7, 5}, -2, 2), I({11}, 7, -3), weights},
+       [](ValueIn x) {
+         CrossEntropyOptions options{.ignore_index = 1};
+         options.class_weights = x[3];
+         return mean_linear_cross_entropy(x[0], x[1], x[2], options, 8);
+       }},
       {"sigmoid_focal_loss",
        {F({5, 7}, -9, 9), F({5, 7}, 0, 1)},
        [](ValueIn x) { return sigmoid_focal_loss(x[0], x[1]); }},

@@ -119,6 +119,10 @@ ValueResults All(const Routes& routes) {
   return std::vector<Tensor>{routes.slots, routes.places, routes.counts};
 }
 
+ValueResults All(const RankRoutes& r) {
+  return std::vector<Tensor>{r.routes.slots, r.routes.places, r.routes.counts, r.kept, r.chosen};
+}
+
 void AddRoutes(ValueCases* cases) {
   const ValueInput chosen = I({3, 20, 2}, 4), weights = F({3, 20, 2}, 0, 1), x = F({3, 20, 5}),
                    y = F({4, 3, 8, 5});
@@ -135,6 +139,19 @@ void AddRoutes(ValueCases* cases) {
       {"return_rows/weights",
        {y, chosen, weights},
        [](ValueIn x) { return return_rows(x[0], route(x[1], 4, 8), x[2]); }},
+      {"route_ranks", {chosen}, [](ValueIn x) { return All(route_ranks(x[0], 4, 2, 12)); }},
+      {"route_ranks/weights",
+       {chosen, weights},
+       [](ValueIn x) { return All(route_ranks(x[0], 4, 2, 12, {.weights = x[1]})); }},
+      {"sort_choices",
+       {I({2, 3, 10, 2}, 5)},
+       [](ValueIn x) { return All(sort_choices(cast(x[0], DType::kFloat32), 4, 14)); }},
+      {"exchange",
+       {F({2, 3, 4, 5}), I({3, 2}, 4, 0, DType::kInt32)},
+       [](ValueIn x) { return exchange(x[0], x[1]); }},
+      {"grouped_matmul/ranks",
+       {F({2, 3, 9, 6}), F({2, 2, 6, 3}), I({2, 3, 2}, 5)},
+       [](ValueIn x) { return grouped_matmul(x[0], x[1], x[2]); }},
   };
   cases->insert(cases->end(), more.begin(), more.end());
 }

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "ops/cpu/manifest.h"
+#include "tests/ops/cpu_registry.h"
 #include "tests/ops/eager.h"
 #include "tests/ops/with_scratch.h"
 #include "tests/peers/tensor_file.h"
@@ -20,16 +21,6 @@ namespace {
 using oracle::Draws;
 using oracle::Tape;
 using oracle::Value;
-
-const KernelRegistry& Registry() {
-  static const KernelRegistry* const registry = [] {
-    auto* all = new KernelRegistry;
-    AddReferenceKernels(BuiltinCatalog(), all);
-    AddCpuKernels(all);
-    return all;
-  }();
-  return *registry;
-}
 
 void Keep(const std::string& name, const Value& value, TensorFile* file) {
   file->Add(name, value.dtype(), value.shape(), value.data());
@@ -59,7 +50,7 @@ Tensor Weighted(const ValueCase& c, const std::vector<Tensor>& results, Tape* ta
 
 void RunCase(const ValueCase& c, TensorFile* file) {
   SCOPED_TRACE(c.name);
-  Tape tape([](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec); });
+  Tape tape([](const KernelSpec& spec) { return MakeWithScratch(CpuRegistry(), spec); });
   Draws draws(HashName(c.name));
   std::vector<Tensor> in;
   for (size_t i = 0; i < c.in.size(); ++i) {

@@ -85,6 +85,48 @@ def route(chosen, weights=None):
     return slots.int(), places.int(), counts.int()
 
 
+def grouped_matmul_of_ranks(x, w, counts):
+    return torch.stack([torch.stack([grouped_matmul(part, w[r], n) for part, n in zip(x[r], counts[r])])
+                        for r in range(len(x))])
+
+
+def route_ranks(chosen, weights=None):
+    """Of 4 experts at 2 ranks with room for 12 choices each."""
+    pools, tokens, k = chosen.shape
+    slots, places = torch.full((pools, 2, 12), -1), torch.full((pools, tokens, k), -1)
+    rows, kept = torch.zeros(pools, 2), torch.zeros(pools, tokens, k)
+    for p in range(pools):
+        queue = [(t, j) for j in range(k) for t in range(tokens)]
+        for r in range(2):
+            mine = [c for c in queue if chosen[p][c] // 2 == r]
+            best = mine if weights is None else sorted(mine, key=lambda c: -weights[p][c].item())
+            for c in best[:12]:
+                kept[p][c] = chosen[p][c] + 1
+            there = [min(c for c in best[:12] if c[0] == t) for t in sorted({t for t, _ in best[:12]})]
+            for slot, (t, j) in enumerate(there):
+                slots[p, r, slot] = t * k + j
+                places[p, t, j] = r * 12 + slot
+            rows[p, r] = len(there)
+    counts = torch.stack([(chosen == e).flatten(1).sum(1) for e in range(4)], 1)
+    return slots.int(), places.int(), rows.int(), kept, counts.int()
+
+
+def sort_choices(kept):
+    """Of 4 experts at 2 ranks, with room for 14 choices of a row block."""
+    ranks, pools, rows, k = kept.shape
+    slots, places = torch.full((ranks, pools, 14), -1), torch.full(kept.shape, -1)
+    counts = torch.zeros(ranks, pools, 2)
+    for r in range(ranks):
+        for p in range(pools):
+            flat = kept[r, p].flatten().tolist()
+            mine = sorted((i for i, v in enumerate(flat) if v > 0 and (v - 1) // 2 == r), key=lambda i: flat[i])
+            for slot, i in enumerate(mine[:14]):
+                slots[r, p, slot] = i
+                places[r, p, i // k, i % k] = slot
+                counts[r, p, int(flat[i]) - 1 - 2 * r] += 1
+    return slots.int(), places.int(), counts.int()
+
+
 def take_rows(x, chosen, weights=None):
     slots = route(chosen)[0].long()
     k = chosen.shape[2]
@@ -157,6 +199,11 @@ CASES = {
     "sgd_rows/decay": sgd_rows_decay,
     "adagrad_rows": adagrad_rows,
     "grouped_matmul": grouped_matmul,
+    "grouped_matmul/ranks": grouped_matmul_of_ranks,
+    "route_ranks": route_ranks,
+    "route_ranks/weights": route_ranks,
+    "sort_choices": sort_choices,
+    "exchange": lambda y, counts: y.clone(),
     "route": route,
     "route/weights": route,
     "take_rows": take_rows,

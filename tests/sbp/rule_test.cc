@@ -226,6 +226,22 @@ std::vector<Case> Cases() {
        {},
        2,
        {"B B->B", "S0 S0->S0", "S1 B->S1 expanded"}},
+      {"blocks of classes, cut along with them",
+       "logits[.. c], target[..] -> greatest[.. p], own[..]",
+       {.folds = {{"c", Reduce::kSum}}, .along = {{"p", "c"}}},
+       {{6, 10}, {6}},
+       {{"p", 4}},
+       {{1, 5}, {}},
+       3,
+       {"B B->B B", "S0 S0->S0 S0", "S0/5 S0/5->S0/5 S0/5", "S1 B->S1 P"}},
+      {"fewer blocks than parts: the classes stay whole",
+       "logits[.. c], target[..] -> greatest[.. p], own[..]",
+       {.folds = {{"c", Reduce::kSum}}, .along = {{"p", "c"}}},
+       {{6, 10}, {6}},
+       {{"p", 2}},
+       {},
+       3,
+       {"B B->B B", "S0 S0->S0 S0"}},
       {"initialiser", "-> y[a b]", {}, {}, {{"a", 4}, {"b", 3}}, {}, 2, {"->B", "->S0", "->S1"}},
       {"trace, a label twice",
        "x[i i b] -> y[b]",
@@ -304,10 +320,17 @@ TEST(RuleTest, AllOperandsHoldTheSamePartOfACutLabel) {
         if (s.label.empty()) continue;
         for (int64_t index = 0; index < parts; ++index) {
           std::set<std::pair<int64_t, int64_t>> intervals;
+          std::vector<int64_t> followers;
           auto collect = [&](const std::vector<BoundRule::Operand>& operands,
                              const std::vector<Sbp>& entries) {
             for (size_t i = 0; i < operands.size(); ++i) {
               if (!entries[i].is_split()) continue;
+              const BoundRule::Axis& axis = operands[i].axes[entries[i].axis];
+              if (axis.labels.size() == 1 && rule.notes.along.count(axis.labels[0])) {
+                followers.push_back(
+                    Cut({0, rule.extents.at(axis.labels[0])}, parts, index, entries[i].grain).extent);
+                continue;
+              }
               Interval held = LabelInterval(rule, operands[i], entries[i], s.label, parts, index);
               if (held.extent > 0) {
                 intervals.insert({held.begin, held.extent});
@@ -320,6 +343,8 @@ TEST(RuleTest, AllOperandsHoldTheSamePartOfACutLabel) {
           collect(rule.in, s.in);
           collect(rule.out, s.out);
           EXPECT_EQ(intervals.size(), 1u) << s.str() << " part " << index << " of " << parts;
+          for (int64_t held : followers)  // what goes along has its own extent, but a part where there is one
+            EXPECT_EQ(held > 0, intervals.begin()->second > 0) << s.str() << " part " << index;
         }
       }
     }

@@ -240,6 +240,54 @@ TEST(MeshTest, EveryOrderOfDevicesIsAMeshOfItsOwn) {
   EXPECT_EQ(meshes[0].second, Mesh::Parse("cpu:dp=2,tp=2"));
 }
 
+TEST(MeshTest, NamesStandForSeveralAxes) {
+  const Mesh mesh = Mesh::Parse("cuda:replica=4,dp=8,tp=2; fsdp=replica*dp, ep = fsdp*tp");
+  EXPECT_EQ(mesh.str(), "cuda:replica=4,dp=8,tp=2;fsdp=replica*dp,ep=replica*dp*tp");
+  EXPECT_EQ(Mesh::Parse(mesh.str()), mesh);
+  EXPECT_FALSE(Mesh::Parse("cuda:replica=4,dp=8,tp=2") == mesh);
+  EXPECT_EQ(mesh.size(), 64);
+  EXPECT_EQ(mesh.FindAxes("fsdp"), (MeshAxes{0, 1}));
+  EXPECT_EQ(mesh.FindAxes("ep"), (MeshAxes{0, 1, 2}));
+  EXPECT_EQ(mesh.FindAxes("tp"), MeshAxes{2});
+  EXPECT_EQ(mesh.FindAxes("replica*tp"), (MeshAxes{0, 2}));
+  EXPECT_EQ(mesh.FindAxes("fsdp*tp"), mesh.FindAxes("ep"));
+  EXPECT_EQ(mesh.FindAxes("tp*replica"), (MeshAxes{0, 2}));
+  for (const char* none : {"", "pp", "dp*dp", "fsdp*dp", "dp*", "*dp", "dp tp"})
+    EXPECT_TRUE(mesh.FindAxes(none).empty()) << none;
+  EXPECT_EQ(mesh.FindAxis("fsdp"), -1);
+  EXPECT_EQ(mesh.SizeAlong(mesh.FindAxes("fsdp")), 32);
+  EXPECT_EQ(mesh.NameOf(mesh.FindAxes("ep")), "replica*dp*tp");
+  EXPECT_EQ(Mesh(mesh.kind(), {{"replica", 4}, {"dp", 8}, {"tp", 2}}, {}, mesh.groups()), mesh);
+  EXPECT_EQ(
+      ErrorOf([&] { mesh.AxisOrFail("fsdp", "--elastic"); }),
+      "--elastic: fsdp of mesh " + mesh.str() + " stands for several axes, replica*dp, where one is needed");
+  EXPECT_EQ(ErrorOf([&] { mesh.AxesOrFail("dp*dp", "x"); }), "x: dp*dp: axis dp is there twice");
+}
+
+TEST(MeshTest, WrongGroupsAreNamed) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"g=tp*dp", "g=tp*dp: axes are in the order of the mesh, where dp comes before tp"},
+      {"g=dp*dp", "g=dp*dp: axis dp is there twice"},
+      {"a=dp,g=a*dp", "g=a*dp: axis dp is there twice"},
+      {"g=g", "g=g: there is no axis g"},
+      {"g=h,h=dp", "g=h: there is no axis h"},
+      {"g=cp", "g=cp: there is no axis cp"},
+      {"g=", "g=: there is no axis \"\""},
+      {"g=dp*", "g=dp*: there is no axis \"\""},
+      {"dp=tp", "dp=tp: dp is an axis, a group needs a name of its own"},
+      {"g=dp,g=tp", "g=tp: g is named twice"},
+      {"time=dp", "time=dp: \"time\" cannot be the name of axes"},
+      {"g=time*dp", "g=time*dp: there is no axis time"},
+      {"2g=dp", "2g=dp: \"2g\" cannot be the name of axes"},
+      {"=dp", "=dp: \"\" cannot be the name of axes"},
+      {"g=tp*pp", "g=tp*pp: pp is the axis of pipeline stages, which cut no tensor; leave it out"}};
+  for (const auto& [group, why] : wrong)
+    EXPECT_EQ(ErrorOf([&] { Mesh::Parse(Cat("cpu:dp=2,tp=2,pp=2;", group)); }),
+              Cat("mesh cpu:dp=2,tp=2,pp=2: group ", why));
+  for (const char* text : {"cpu:dp=2;", "cpu:dp=2;g", "cpu:dp=2;g=dp,", "cpu:dp=2;;g=dp"})
+    EXPECT_EQ(ErrorOf([&] { Mesh::Parse(text); }).find("mesh cpu:dp=2"), 0u) << text;
+}
+
 TEST(MeshTest, ErrorsSayWhatIsWrong) {
   auto parse = [](const std::string& text) { return ErrorOf([&] { Mesh::Parse(text); }); };
   EXPECT_EQ(parse("cpu:dp=0"), "mesh cpu:dp=0: axis dp has extent 0, must be at least 1");

@@ -221,6 +221,10 @@ TEST(BootstrapTest, TheMissingAreNamed) {
   for (int p : {0, 4})
     ExpectHas(job.errors[p],
               {"processes 1-3 and 5 of 6 have not come within 0.7 s", "host host0", "127.0.0.1:" + port});
+  ThreadJob neighbours(4, {.timeout = 0.3});
+  for (int p : {0, 3}) neighbours.Start(p);
+  neighbours.Wait();
+  ExpectHas(neighbours.errors[0], {"processes 1 and 2 of 4 have not come within 0.3 s"});
   // Where nobody has come, process 0 says where it listens, whatever port it had been told.
   ThreadJob pair(2, {.timeout = 0.2});
   ProcessIdentity any_port = pair.identity;

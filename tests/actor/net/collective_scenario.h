@@ -56,7 +56,9 @@ struct Case {
   int unit = 0;           // of it
   std::vector<BoxingProgram> programs;
   std::vector<int> positions;
+  Dims counted;  // rows [r p c w] of which an act moves so many as its counts [p r] say; empty: all
 
+  int64_t counts() const { return counted.empty() ? 0 : counted[0] * counted[1]; }
   const BoxingProgram& program(int64_t act) const { return programs[programs.size() == 1 ? 0 : act % acts]; }
   const std::vector<int>& ranks() const { return programs[0].members; }
   int members() const { return static_cast<int>(ranks().size()); }
@@ -70,6 +72,10 @@ struct Case {
     for (int rank : ranks()) c.add_rank(rank);
     c.set_me(me);
     for (int i = 0; i < operands * members(); ++i) c.add_piece();
+    if (!counted.empty()) {
+      c.set_counts(counts());
+      c.set_rows(2);
+    }
     for (const BoxingProgram& p : programs) {
       c.set_reduce(Name(p.reduce));
       for (int i = 0; i < operands * members(); ++i) {
@@ -78,16 +84,47 @@ struct Case {
         if (p.has_out[m]) SetBox(c.mutable_piece(i)->add_out(), p.out[m]);
       }
       plan::RegionList* work = c.add_work();
-      for (const Region& r : p.work[me])
+      for (const Region& r : p.work[me]) {
+        if (!counted.empty()) {
+          AddCounted(r, &c);
+          continue;
+        }
         for (int operand = 0; operand < operands; ++operand) {
           PlanBuilder::Region(&c, r.box, r.sources, r.dests, c.work_size() - 1);
           work->mutable_region(work->region_size() - 1)->set_operand(operand);
         }
+      }
     }
-    for (int position : positions) c.add_position(position);
     return c;
   }
+
+  // A region for each count.
+  void AddCounted(const Region& r, plan::Collective* c) const {
+    ForEach({{r.box.begin[0], r.box.begin[1]}, {r.box.extent[0], r.box.extent[1]}}, [&](const Dims& at) {
+      Box box = r.box;
+      for (int a : {0, 1}) {
+        box.begin[a] = at[a];
+        box.extent[a] = 1;
+      }
+      plan::RegionList* work = c->mutable_work(c->work_size() - 1);
+      PlanBuilder::Region(c, box, r.sources, r.dests, c->work_size() - 1);
+      work->mutable_region(work->region_size() - 1)
+          ->set_count(static_cast<int32_t>(1 + at[1] * counted[0] + at[0]));
+    });
+  }
 };
+
+// Rows of ranks that go elsewhere: from "cut by p" to "cut by r" or back.
+inline Case CountedCase(const Dims& shape, const std::vector<int>& ranks, bool back, int acts) {
+  Case c;
+  c.acts = acts;
+  c.counted = shape;
+  BoxingEnd by_p{{static_cast<int>(ranks.size())}, ranks, {S(1)}}, by_r = by_p;
+  by_r.sbp = {S(0)};
+  c.programs = {RouteAll(Box::Whole(shape), back ? by_r : by_p, back ? by_p : by_r)};
+  c.text = Cat("counted ", shape.str(), back ? " back" : "");
+  return c;
+}
 
 struct Scenario {
   unsigned seed = 0;
@@ -111,6 +148,13 @@ struct Scenario {
   int FailsAt(int c, int64_t act) const {
     const uint64_t x = Mix({seed, 77, static_cast<uint64_t>(c), static_cast<uint64_t>(act)});
     return static_cast<int>(x % 100) < fail_percent ? static_cast<int>(x / 128 % cases[c].members()) : -1;
+  }
+  // Of [p r], in an act: none, all, or any number of the rows.
+  int32_t Count(int c, int64_t act, int64_t index) const {
+    const uint64_t x =
+        Mix({seed, 91, static_cast<uint64_t>(c), static_cast<uint64_t>(act), static_cast<uint64_t>(index)});
+    const auto rows = static_cast<int32_t>(cases[c].counted[2]);
+    return x % 4 == 0 ? 0 : x % 4 == 1 ? rows : static_cast<int32_t>(x / 4 % static_cast<uint64_t>(rows + 1));
   }
   double Value(int c, int operand, int member, int64_t act, int64_t index) const {
     const uint64_t x = Mix({seed, static_cast<uint64_t>(c), static_cast<uint64_t>(member),
@@ -183,6 +227,19 @@ inline Scenario MakeScenario(unsigned seed) {
       c.unit = static_cast<int>(named / 8 % 4);
     }
     c.text = boxing.str();
+    if (const uint64_t drawn = Mix({seed, 8, static_cast<uint64_t>(i)}); drawn % 4 == 0) {
+      std::vector<int> all(s.world());
+      std::iota(all.begin(), all.end(), 0);
+      auto extent = [&](int shift, int most) { return 1 + static_cast<int64_t>(drawn >> shift) % most; };
+      Case counted = CountedCase({extent(8, 6), extent(16, 6), extent(24, 7), extent(32, 9)}, all,
+                                 drawn >> 40 & 1, c.acts);
+      counted.id = 100 + i;
+      counted.runtime = c.runtime;
+      counted.dtype = c.dtype;
+      counted.algorithm = c.algorithm;
+      counted.unit = c.unit;
+      c = std::move(counted);
+    }
     for (int a = 0; a < c.acts; ++a) s.order.emplace_back(i, -1);
     s.cases.push_back(std::move(c));
   }

@@ -39,6 +39,7 @@ class FakeNetwork final : public Network {
   void Start(std::vector<FakeNetwork*> all) {
     all_ = std::move(all);
     lost_.resize(all_.size());
+    sent_to_ = std::vector<std::atomic<int64_t>>(all_.size());
     thread_ = std::thread([this] { Loop(); });
   }
   // Once nothing is posted any more. Others may still acknowledge to this one until all have stopped.
@@ -82,6 +83,7 @@ class FakeNetwork final : public Network {
   void StopHeartbeats() override {}
   ClockOffset OffsetTo(int) const override { return {}; }
   Counts sent() const override { return {messages_.load(), bytes_.load()}; }
+  int64_t sent_to(int peer) const { return sent_to_[peer]; }  // messages
 
   void Send(int to, int channel, const void* header, size_t header_bytes, const void* data, size_t bytes,
             Transfer* done) override {
@@ -90,6 +92,7 @@ class FakeNetwork final : public Network {
     CHECK_LE(header_bytes, size_t{1024});
     CHECK(bytes == 0 || done != nullptr);
     ++messages_;
+    ++sent_to_[to];
     bytes_ += static_cast<int64_t>(bytes);
     if (lost_[to]) {
       if (done != nullptr) done->TransferDone(false);
@@ -306,6 +309,7 @@ class FakeNetwork final : public Network {
   std::vector<bool> lost_;
   std::atomic<int> in_flight_{0}, transfers_{0};
   std::atomic<int64_t> messages_{0}, bytes_{0};
+  std::vector<std::atomic<int64_t>> sent_to_;
   StopMessage stop_;
   std::thread thread_;
 };
@@ -518,6 +522,11 @@ class FakeCluster {
     int64_t messages = 0;
     for (const auto& network : networks_) messages += network->sent().messages;
     return messages;
+  }
+  int64_t bytes() const {
+    int64_t bytes = 0;
+    for (const auto& network : networks_) bytes += network->sent().bytes;
+    return bytes;
   }
 
  private:

@@ -575,6 +575,35 @@ TEST(NetworkTest, APeerThatIsGoneAlreadyIsLost) {
   processes.ExpectAllWell();
 }
 
+// What waits for a connection that never opens has failed, too.
+TEST(NetworkTest, APeerThatNeverSpeaksIsLost) {
+  Processes processes(2, [](int me, Line* line) {
+    if (me == 1) {
+      const std::unique_ptr<Network> silent = Network::Make({});
+      line->Say(silent->address());
+      line->Hear();
+      return;
+    }
+    NetworkOptions options;
+    options.start_timeout = 0.5;
+    Flag large, small;
+    NetworkNode node(me, 2, line, options);
+    node.Send(1, "x", KnownBytes().data(), kMiB, &large);
+    node.Send(1, "y", KnownBytes().data(), 100, &small);
+    WaitUntil([&] { return large.done() && small.done() && !node.failures().empty(); });
+    REQUIRE(!large.ok && !small.ok && node.failures().size() == 1u);
+    line->Say(node.failures()[0].reason);
+    node.End();
+  });
+  const std::string address = processes.line(1).Hear(), mine = processes.line(0).Hear();
+  processes.line(0).Say(mine);
+  processes.line(0).Say(address);
+  const std::string reason = processes.line(0).Hear();
+  EXPECT_EQ(reason.rfind("nothing heard of it for ", 0), 0u) << reason;
+  processes.line(1).Say("");
+  processes.ExpectAllWell();
+}
+
 // A message just before the end arrives before the end is noticed, on whatever connection.
 TEST(NetworkTest, LastWordsAreHeard) {
   for (int round = 0; round < 20; ++round) {

@@ -272,6 +272,16 @@ TEST(DataPipeline, AnErrorComesInItsTurnAndStays) {
   }
 }
 
+// Each thread meets one of its own.
+TEST(DataPipeline, OfSeveralErrorsOfABatchTheFirstIsTold) {
+  auto numbers = std::make_shared<Numbers>(20'000);
+  numbers->broken_every = 500;
+  for (int threads : {1, 4}) {
+    DataPipeline data(numbers, {.batch = 20'000, .shuffle = false, .threads = threads});
+    EXPECT_EQ(ErrorOf([&] { data.Next(); }), "file 'y' at byte 0: broken") << threads;
+  }
+}
+
 TEST(DataPipeline, BrokenSamplesAreNamedAndReplacedUpToTheirShare) {
   auto numbers = std::make_shared<Numbers>(100, 50);
   numbers->broken_every = 25;  // 0, 25, 50, 75
