@@ -36,6 +36,7 @@ expect(OFF "// ctest: seconds=30 shards=3 asan=120 waits serial\n" "seconds is 3
 expect(OFF "// ctest: long=7 programs=gpt,mlp\nTEST_F(LongSearch, Ends) {\n" "long is 7" "programs is gpt mlp")
 expect(OFF "// Head.\n// ctest: seconds=30\n// ctest: waits\n" "seconds is 30" "waits is TRUE")
 expect(OFF "// ctest: tsan=9 tsan_filter=*A*:B-*C*\n" "tsan is 9" "tsan_filter is *A*:B-*C*")
+expect(ON "// Head. ctest: seconds=30\n" "words_test.cc: the words that say how ctest runs a test begin their line: '// Head. ctest: seconds=30'")
 expect(ON "// ctest: secnods=30\n" "words_test.cc: 'secnods=30' is not one of the words")
 expect(ON "// ctest: seconds=\n" "words_test.cc: 'seconds=' is not one of the words")
 expect(ON "// ctest: seconds=1.5\n" "words_test.cc: 'seconds=1.5' is not one of the words")

@@ -1,5 +1,6 @@
 // Every flag of the example programs has a sentence, and the tables of docs/flags.md are those of the
-// entries. `flags_test --update` writes the tables into the page. ctest: seconds=5 programs=examples
+// entries. `flags_test --update` writes the tables into the page.
+// ctest: seconds=5 programs=examples
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 

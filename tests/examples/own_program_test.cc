@@ -1,5 +1,6 @@
 // The program of docs/your_own_program.md: the page shows the files that are compiled here, in at most 150
-// lines; its commands run, and what it refuses gets the page's messages. ctest: seconds=10 programs=spirals
+// lines; its commands run, and what it refuses gets the page's messages.
+// ctest: seconds=10 programs=spirals
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Averages of weights: TrainOptions::average beside a plain computation on every mesh; evaluation,
-// checkpoints, export and generation with them; averages kept by hand; wrong uses. ctest: seconds=12 asan=120
+// checkpoints, export and generation with them; averages kept by hand; wrong uses.
+// ctest: seconds=12 asan=120
 // tsan=120
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 // Functions that are made of others, and operators by index, in models: the same outputs and losses on every
-// mesh and for every number of micro-batches, draws included. ctest: seconds=6
+// mesh and for every number of micro-batches, draws included.
+// ctest: seconds=6
 #include <cmath>
 #include <set>
 

@@ -1,6 +1,7 @@
 // nn::Experts: beside a layer that computes every expert for every token; the same tables, losses and dropped
 // tokens on every mesh and in micro-batches; what goes between ranks; routers that send all to one expert;
-// what it shows, and refuses. ctest: seconds=80
+// what it shows, and refuses.
+// ctest: seconds=80
 #include <gtest/gtest.h>
 
 #include <cmath>

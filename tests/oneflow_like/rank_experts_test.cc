@@ -1,6 +1,7 @@
 // nn::Experts with room of ranks: the curve of places for every token on every mesh; what is dropped where
 // there is less room, and the error; routers that send all to one expert; what goes between ranks; memory as
-// planned. ctest: seconds=60
+// planned.
+// ctest: seconds=60
 #include <gtest/gtest.h>
 
 #include <cmath>
