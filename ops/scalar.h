@@ -67,6 +67,17 @@ OFL_HOST_DEVICE float SmallExpm1(float r) {
 // 2^n for -126 <= n <= 127.
 OFL_HOST_DEVICE float PowerOf2(int32_t n) { return FromBits(static_cast<uint32_t>(n + 127) << 23); }
 
+// OFL_NARROW_RESULTS: what is computed is rounded to 16 bits, so that a GPU's units for powers and
+// reciprocals, good to some 2^-20, do.
+#if defined(__CUDA_ARCH__) && defined(OFL_NARROW_RESULTS)
+OFL_HOST_DEVICE float Quotient(float a, float b) { return __fdividef(a, b); }
+OFL_HOST_DEVICE float ExpOf(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+}
+#else
+OFL_HOST_DEVICE float Quotient(float a, float b) { return a / b; }
 // e^x; below -87.33 (a denormal) it is 0.
 OFL_HOST_DEVICE float ExpOf(float x) {
   float inside = x > 88.8f ? 88.8f : x;
@@ -76,6 +87,7 @@ OFL_HOST_DEVICE float ExpOf(float x) {
   float y = (SmallExpm1(reduced.r) + 1.0f) * PowerOf2(half) * PowerOf2(reduced.n - half);
   return x < -87.33654f ? 0.0f : y;
 }
+#endif
 
 // x = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); s = f / (2 + f), log(1 + f) = 2 atanh(s) = f - rest.
 struct LogParts {
@@ -128,7 +140,7 @@ OFL_HOST_DEVICE float TanhOf(float x) {
   Reduced reduced = ReduceByLog2(a);
   float power = PowerOf2(reduced.n);
   float t = SmallExpm1(reduced.r) * power + (power - 1.0f);
-  return __builtin_copysignf(-t / (2.0f + t), x);
+  return __builtin_copysignf(Quotient(-t, 2.0f + t), x);
 }
 
 // erf: an odd polynomial up to 1, beyond it 1 - e^(-q) with q a polynomial for -log(erfc).
@@ -340,7 +352,7 @@ OFL_HOST_DEVICE float FloorDivideOf(float a, float b) {
                                                                 : static_cast<float>(::floor(quotient));
 }
 
-OFL_HOST_DEVICE float SigmoidOf(float x) { return 1.0f / (1.0f + ExpOf(-x)); }
+OFL_HOST_DEVICE float SigmoidOf(float x) { return Quotient(1.0f, 1.0f + ExpOf(-x)); }
 
 // The tanh form of gelu is x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 constexpr float kGeluScale = 0.797884561f, kGeluCubic = 0.044715f;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/cuda/operand.h"
+#include "ops/cuda/walk.h"
 
 namespace oneflow_like::cuda {
 
@@ -52,18 +53,31 @@ OFL_KERNEL void SumChannelBands(ChannelSumPlan plan, F f, float* sums) {
   }
 }
 
-// The bands' sums, joined in their order: a thread for each channel and sum.
+// The bands' sums, joined in an order of their own. A block has 32 of all channels and sums; its 8 warps
+// share the bands.
 template <typename View>
 OFL_KERNEL void JoinChannelBands(ChannelSumPlan plan, const float* sums, View a, View b) {
-  int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < 2 * plan.channels; i += step) {
-    double total = 0;
-    for (int64_t band = 0; band < plan.bands; ++band) total += sums[band * 2 * plan.channels + i];
-    if (i < plan.channels) {
-      a.Put(i, static_cast<float>(total));
-    } else {
-      b.Put(i - plan.channels, static_cast<float>(total));
-    }
+  constexpr int kWarps = 8, kAtOnce = 4;  // loads on their way
+  OFL_SHARED double room[kWarps][32];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t all = 2 * plan.channels, i = int64_t{blockIdx.x} * 32 + lane;
+  double total = 0;
+  for (int64_t band = warp; band < plan.bands && i < all; band += kWarps * kAtOnce) {
+    float part[kAtOnce];
+    OFL_UNROLL
+    for (int j = 0; j < kAtOnce; ++j)
+      part[j] = band + j * kWarps < plan.bands ? sums[(band + j * kWarps) * all + i] : 0.0f;
+    OFL_UNROLL
+    for (int j = 0; j < kAtOnce; ++j) total += part[j];
+  }
+  room[warp][lane] = total;
+  __syncthreads();
+  if (warp != 0 || i >= all) return;
+  for (int w = 1; w < kWarps; ++w) total += room[w][lane];
+  if (i < plan.channels) {
+    a.Put(i, static_cast<float>(total));
+  } else {
+    b.Put(i - plan.channels, static_cast<float>(total));
   }
 }
 
@@ -81,7 +95,7 @@ void SumChannels(int64_t rows, int64_t channels, F f, FloatView a, FloatView b, 
   float* sums = static_cast<float*>(launch.workspace);
   Grid bands{.x = static_cast<unsigned>(plan.bands * ((channels + 31) / 32))};
   Launch(SumChannelBands<F>, bands, launch.stream, plan, f, sums);
-  Grid join{.x = BlocksFor(2 * channels, 256, launch.multiprocessors)};
+  Grid join{.x = static_cast<unsigned>((2 * channels + 31) / 32)};
   Launch(JoinChannelBands<FloatView>, join, launch.stream, plan, sums, a, b);
 }
 

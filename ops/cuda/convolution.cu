@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <utility>
 
 #include "ops/convolution.h"
 #include "ops/cuda/convolution_library.h"
@@ -158,6 +159,53 @@ Status LaunchTiles(const ConvolutionShape& shape, const KernelContext& context, 
 
 std::atomic<bool> library_allowed{true};
 
+// The gradient of a filter of one element is a product, dw[k c] = dy[r k]^T x[r c] over all rows, which
+// cuBLASLt gives in fp32; cuDNN's are of 16 bits.
+class FilterProduct {
+ public:
+  // Whether it takes the convolution on the current device. Asked in the first act, which is never recorded.
+  bool Takes(const LibraryConvolution& c) {
+    if (asked_ == c) return gemm_ != nullptr;
+    asked_ = c;
+    gemm_.reset();
+    const ConvolutionShape& s = c.shape;
+    const auto one = [](const ConvolutionAxis& axis) {
+      return axis.window == 1 && axis.stride == 1 && axis.padding == 0;
+    };
+    if (c.kind != Kind::kGradFilter || c.result != DType::kFloat32 || c.dtype == c.result || s.groups != 1 ||
+        !one(s.rows) || !one(s.columns))
+      return false;
+    GemmDescriptor product = DescribeGemm({.m = s.out,
+                                           .n = s.in,
+                                           .k = s.batch * s.rows.in * s.columns.in,
+                                           .a_m = 1,
+                                           .a_k = s.out,
+                                           .b_k = s.in,
+                                           .b_n = 1,
+                                           .y_m = s.in,
+                                           .y_n = 1});
+    product.in = static_cast<int32_t>(c.dtype);
+    product.out = static_cast<int32_t>(c.result);
+    product.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
+    gemm_ = MakeGemm(product);
+    if (!gemm_->Check().ok()) gemm_.reset();
+    return gemm_ != nullptr;
+  }
+  Status Launch(const ConvolutionArgs& args, const LaunchContext& launch) {
+    GemmOperands operands;
+    operands.a = args.y->data;
+    operands.b = args.x->data;
+    if (gemm_->descriptor().swapped) std::swap(operands.a, operands.b);
+    operands.d = args.filter->data;
+    operands.workspace = launch.workspace;
+    return gemm_->Launch(operands, launch);
+  }
+
+ private:
+  LibraryConvolution asked_;
+  std::unique_ptr<Gemm> gemm_;
+};
+
 template <Kind kKind>
 class ConvolutionKernel : public CudaKernel {
  public:
@@ -171,7 +219,13 @@ class ConvolutionKernel : public CudaKernel {
     const ConvolutionArgs args = ConvolutionArgsOf(kKind, context);
     const LibraryConvolution asked{kKind, ShapeOfConvolution(context.spec.attrs, args), context.in[0].dtype,
                                    out.dtype, Tf32()};
-    if (MayAsk(context) && MayConvolve(asked.shape) && library_->Takes(asked, launch)) {
+    if (!MayAsk(context) || !MayConvolve(asked.shape))
+      return LaunchTiles<kKind>(asked.shape, context, launch);
+    if (product_.Takes(asked)) {
+      Count(LibraryUse::kProduct);
+      return product_.Launch(args, launch);
+    }
+    if (library_->Takes(asked, launch)) {
       Count(LibraryUse::kConvolution);
       return library_->Launch(asked, {args.x->data, args.filter->data, args.y->data}, launch);
     }
@@ -190,6 +244,7 @@ class ConvolutionKernel : public CudaKernel {
   }
 
   std::unique_ptr<ConvolutionLibrary> library_;
+  FilterProduct product_;
 };
 
 template <Kind kKind>

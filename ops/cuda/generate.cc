@@ -397,6 +397,12 @@ class ArgWriter {
   unsigned char *to_, *end_;
 };
 
+// Whether every result is rounded to 16 bits (scalar.h).
+bool NarrowResults(const GeneratedChain& chain) {
+  return std::all_of(chain.outputs.begin(), chain.outputs.end(),
+                     [](DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kFloat16; });
+}
+
 }  // namespace
 
 Chain ChainOf(const KernelSpec& spec) {
@@ -447,10 +453,11 @@ GeneratedChain GenerateChain(const Chain& program, const KernelSpec& spec) {
   chain.arg_bytes = ArgBytes(chain);
   chain.function = FunctionName(program);
   chain.source =
-      Cat(kPrelude, "#if !defined(__CUDACC__)\n", kHostDeviceText, kFloat16Text, "#else\n", kHostDeviceText,
-          "#endif\n", kRandomText, kScalarText, kElements, "namespace oneflow_like {\n#define FUNCTION ",
-          chain.function, "\nconstexpr int kPack = ", chain.pack, ";\n", ArgsText(chain),
-          ElementsText(chain, program, steps), kLoop);
+      Cat(NarrowResults(chain) ? "#define OFL_NARROW_RESULTS\n" : "", kPrelude, "#if !defined(__CUDACC__)\n",
+          kHostDeviceText, kFloat16Text, "#else\n", kHostDeviceText, "#endif\n", kRandomText, kScalarText,
+          kElements, "namespace oneflow_like {\n#define FUNCTION ", chain.function,
+          "\nconstexpr int kPack = ", chain.pack, ";\n", ArgsText(chain), ElementsText(chain, program, steps),
+          kLoop);
   return chain;
 }
 

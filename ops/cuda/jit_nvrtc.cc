@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/system/cache_folder.h"
 #include "ops/cuda/jit_cache.h"
 #include "ops/cuda/jit_loaded.h"
 

@@ -164,6 +164,9 @@ bool RunPlain(const Copy& c, const LaunchContext& launch) {
   return true;
 }
 
+// Of shorter sides most of a tile's threads would be idle: pictures' three channels.
+constexpr int64_t kLeastSide = 8;
+
 // Where the last axis runs in `to` but not in `from`: tiles over it and the axis that runs in `from`.
 bool RunTiled(const Copy& c, const LaunchContext& launch) {
   int last = c.extents.rank - 1, run = -1;
@@ -184,6 +187,7 @@ bool RunTiled(const Copy& c, const LaunchContext& launch) {
   if (p.batch.rank == 0) p.batch.at[p.batch.rank++] = 1;
   p.rows = c.extents.at[run];
   p.columns = c.extents.at[last];
+  if (std::min(p.rows, p.columns) < kLeastSide) return false;
   p.from_stride = c.strides[0].at[last];
   p.to_stride = c.strides[1].at[run];
   p.row_tiles = (p.rows + kTile - 1) / kTile;

@@ -2,6 +2,7 @@
 // all heads by. Neighbouring threads read neighbouring elements.
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/operand.h"
+#include "ops/cuda/walk.h"
 #include "ops/rope.h"
 
 namespace oneflow_like::cuda {
@@ -12,6 +13,10 @@ struct RopeShape {
   int64_t rows, length, heads, width;  // rows: of batch and position
   bool of_batch;                       // positions are [b s]
 };
+
+// Loads of so many heads are on their way at a time: the results may lie where the operand does, so that the
+// compiler moves none of them over a store.
+constexpr int kHeadsAtOnce = 4;
 
 template <typename T>
 OFL_KERNEL void RopeKernel(RopeShape shape, IndexView positions, const T* x, T* y) {
@@ -28,10 +33,22 @@ OFL_KERNEL void RopeKernel(RopeShape shape, IndexView positions, const T* x, T* 
     double angle = static_cast<double>(position) * shape.turns.Frequency(lane);
     float c = static_cast<float>(::cos(angle)), s = static_cast<float>(::sin(angle));
     int64_t first = at + shape.turns.First(lane), second = at + shape.turns.Second(lane);
-    for (int64_t h = 0; h < shape.heads; ++h, first += shape.width, second += shape.width) {
-      float a = Load(x[first]), b = Load(x[second]);
-      y[first] = Store<T>(a * c - b * s);
-      y[second] = Store<T>(b * c + a * s);
+    for (int64_t h = 0; h < shape.heads; h += kHeadsAtOnce) {
+      float a[kHeadsAtOnce], b[kHeadsAtOnce];
+      OFL_UNROLL
+      for (int j = 0; j < kHeadsAtOnce; ++j) {
+        const bool here = h + j < shape.heads;
+        a[j] = here ? Load(x[first + j * shape.width]) : 0.0f;
+        b[j] = here ? Load(x[second + j * shape.width]) : 0.0f;
+      }
+      OFL_UNROLL
+      for (int j = 0; j < kHeadsAtOnce; ++j) {
+        if (h + j >= shape.heads) break;
+        y[first + j * shape.width] = Store<T>(a[j] * c - b[j] * s);
+        y[second + j * shape.width] = Store<T>(b[j] * c + a[j] * s);
+      }
+      first += kHeadsAtOnce * shape.width;
+      second += kHeadsAtOnce * shape.width;
     }
   }
 }

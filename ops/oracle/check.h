@@ -53,6 +53,7 @@ struct Trial {
   std::vector<DType> out_dtypes;
   std::vector<Value> in, out;
   Status status;  // of the reference kernel
+  DType partial = DType::kFloat32;  // what partial results are rounded to, of a fp32 result too
 };
 
 // Draws the inputs and runs `reference` whole. `coarse` draws floating inputs from eight values: ties.
@@ -74,8 +75,10 @@ struct OracleMesh {
 void RunCut(const Trial& trial, const std::vector<Value>& whole, const MakeKernel& make,
             const OracleMesh& mesh, const std::vector<Signature>& signatures, Report* report);
 
-// Compares element by element within the tolerance of the type, adding at most one failure.
-bool Compare(const std::string& what, const Value& got, const Value& want, bool exact, Report* report);
+// Compares element by element within the tolerance of the type, or of the type of partial results where that
+// is narrower, adding at most one failure.
+bool Compare(const std::string& what, const Value& got, const Value& want, bool exact, Report* report,
+             DType partial = DType::kFloat32);
 
 struct CheckOptions {
   bool vary = true;            // Vary() each sample
@@ -200,6 +203,7 @@ inline Trial MakeTrial(const OpDef& def, const Sample& sample, const MakeKernel&
     trial.sample.attrs.Set("key", static_cast<int64_t>(HashName(def.name) >> 1));
   }
   std::vector<DType> types = InputTypes(sample);
+  if (def.composed && IsFloating(types[0])) trial.partial = types[0];  // between its inner kernels
   Draws draws(kSeed ^ HashName(trial.text));
   for (size_t i = 0; i < sample.in.size(); ++i) {
     trial.in.push_back(DrawInput(types[i], sample.in[i], sample, coarse, &draws));
@@ -219,12 +223,15 @@ inline double Tolerance(DType dtype, double want) {
   return 0;
 }
 
-inline bool Compare(const std::string& what, const Value& got, const Value& want, bool exact,
-                    Report* report) {
+inline bool Compare(const std::string& what, const Value& got, const Value& want, bool exact, Report* report,
+                    DType partial) {
+  const bool floats = IsFloating(want.dtype());
   for (int64_t i = 0; i < want.elements(); ++i) {
     double g = got.Get(i), w = want.Get(i);
-    bool same = g == w || (std::isnan(g) && std::isnan(w)) ||
-                (!exact && std::isfinite(w) && std::fabs(g - w) <= Tolerance(want.dtype(), w));
+    bool same =
+        g == w || (std::isnan(g) && std::isnan(w)) ||
+        (!exact && std::isfinite(w) &&
+         std::fabs(g - w) <= std::max(Tolerance(want.dtype(), w), floats ? Tolerance(partial, w) : 0));
     if (same && ((std::isfinite(g) && IsFloating(got.dtype())) || !got.Poisoned(i))) continue;
     report->Fail(Cat(got.Poisoned(i) ? "unwritten: " : "value: ", what, " element ", i, " of ",
                      want.shape().str(), " is ", g, ", whole it is ", w));
@@ -491,7 +498,7 @@ inline void RunCut(const Trial& trial, const std::vector<Value>& whole, const Ma
     got.Poison();
     std::string name = Cat(what, " output ", o);
     if (!Assemble(name, out[o], mesh.sizes, &got, report)) return;
-    if (!Compare(name, got, exact ? whole[o] : trial.out[o], exact, report)) return;
+    if (!Compare(name, got, exact ? whole[o] : trial.out[o], exact, report, trial.partial)) return;
   }
 }
 
@@ -531,7 +538,8 @@ inline Report CheckTrial(const Trial& trial, const MakeKernel& make, bool base, 
   }
   ++report.cases;
   for (size_t o = 0; o < whole.size(); ++o) {
-    if (!Compare(Cat(trial.text, " on one device, output ", o), whole[o], trial.out[o], false, &report))
+    if (!Compare(Cat(trial.text, " on one device, output ", o), whole[o], trial.out[o], false, &report,
+                 trial.partial))
       return report;
   }
   std::set<int64_t> grains = base ? std::set<int64_t>{1, 2, 3} : std::set<int64_t>{1, 2};

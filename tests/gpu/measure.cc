@@ -61,7 +61,7 @@ struct OperandSet {
   std::vector<std::unique_ptr<Memory>> memory;
 };
 
-OperandSet MakeSet(Device* device, const KernelSpec& spec) {
+OperandSet MakeSet(Device* device, const KernelSpec& spec, const IntegerInputs& integers) {
   OperandSet set{spec.in, spec.out, {}};
   const OpDef* def = BuiltinCatalog().Find(spec.name);
   for (std::vector<TensorArg>* side : {&set.in, &set.out}) {
@@ -72,6 +72,8 @@ OperandSet MakeSet(Device* device, const KernelSpec& spec) {
       if (arg.elements() > 0) FillRandom(device, arg);
     }
   }
+  for (const auto& [number, values] : integers)
+    device->CopyIn(set.in.at(number).data, values.data(), values.size() * sizeof(int32_t));
   if (def != nullptr) {
     for (auto [out, in] : def->inplace) set.out[out].data = set.in[in].data;
   }
@@ -155,7 +157,8 @@ int64_t MeasuredDevice::FreeBytes() const {
   return fits * kStep;
 }
 
-Timing TimeKernel(MeasuredDevice* on, const KernelSpec& spec, int64_t scratch_bytes) {
+Timing TimeKernel(MeasuredDevice* on, const KernelSpec& spec, int64_t scratch_bytes,
+                  const IntegerInputs& integers) {
   std::unique_ptr<Kernel> kernel = on->registry.Make(spec, "cuda");
   Timing timing;
   for (const std::vector<TensorArg>* side : {&spec.in, &spec.out}) {
@@ -166,7 +169,7 @@ Timing TimeKernel(MeasuredDevice* on, const KernelSpec& spec, int64_t scratch_by
   const int sets = static_cast<int>(std::clamp<int64_t>(
       std::min<int64_t>(static_cast<int64_t>(kCaches) / bytes + 1, kMostOperands / bytes), 1, 16));
   std::vector<OperandSet> operands;
-  for (int s = 0; s < sets; ++s) operands.push_back(MakeSet(on->device.get(), spec));
+  for (int s = 0; s < sets; ++s) operands.push_back(MakeSet(on->device.get(), spec, integers));
   auto scratch = on->device->Allocate(std::max<int64_t>(scratch_bytes, 64), "scratch of " + spec.name);
   const int runs = std::max(8, sets);
   std::vector<KernelRun> segment;

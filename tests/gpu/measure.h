@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,11 +31,15 @@ struct Timing {
   double bytes = 0;    // that its operands hold, each counted once for being read and once for being written
 };
 
+// Contents of integer inputs by the input's number, in place of random ones.
+using IntegerInputs = std::map<int, std::vector<int32_t>>;
+
 // Runs the kernel on operands of its own with random contents, many times without a gap: batches are enqueued
 // as segments, which the stream replays, and timed from the moment the stream is empty to the moment it is
 // again, so that what the host does falls away. Several sets of operands are used in turn, together larger
 // than the caches, as far as memory allows. Throws Error when the kernel is missing or fails.
-Timing TimeKernel(MeasuredDevice* on, const KernelSpec& spec, int64_t scratch_bytes);
+Timing TimeKernel(MeasuredDevice* on, const KernelSpec& spec, int64_t scratch_bytes,
+                  const IntegerInputs& integers = {});
 
 // What the card can do, measured through our own kernels.
 struct Ceilings {
@@ -47,5 +52,10 @@ struct Ceilings {
 };
 // `small`: of sizes that say nothing of a card but take the emulator seconds.
 Ceilings MeasureCeilings(MeasuredDevice* on, bool small);
+
+// Attention and grouped products of 16-bit operands by what they are asked for, forward and backward, beside
+// the plain ones (bench_cases.cc): prints a table. `small` as above.
+void PrintAttention(MeasuredDevice* on, bool small);
+void PrintGroupedProducts(MeasuredDevice* on, bool small);
 
 }  // namespace oneflow_like::gpu

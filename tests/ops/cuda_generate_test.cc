@@ -296,6 +296,17 @@ TEST(GeneratedTexts, StandAlone) {
   EXPECT_EQ(chain.function, "ofl_add_gelu");
 }
 
+TEST(GeneratedTexts, OnlyOfNarrowResultsUseUnitsOfLowerPrecision) {
+  const auto narrow = [](const std::string& program, DType in, std::vector<int64_t> outputs) {
+    const std::string text = Generate(FusedSpec(program, {Arg(in, {8, 4})}, std::move(outputs))).source;
+    return text.find("#define OFL_NARROW_RESULTS") != std::string::npos;
+  };
+  EXPECT_TRUE(narrow("silu 0", kBFloat16, {1}));
+  EXPECT_TRUE(narrow("silu 0;cast 1 dtype=f16", kFloat32, {2}));
+  EXPECT_FALSE(narrow("silu 0", kFloat32, {1}));
+  EXPECT_FALSE(narrow("silu 0;cast 1 dtype=f32", kBFloat16, {1, 2})) << "one of the results is of fp32";
+}
+
 // --- NVRTC, which needs no device to compile
 
 // The few functions of NVRTC's interface that a compilation takes; its header may be missing where its
