@@ -527,7 +527,10 @@ StepProfile Runtime::Impl::Collect(const ClockPoint& until) {
   collected.devices = now;
   for (int64_t BackendCounts::*count :
        {&BackendCounts::library_products, &BackendCounts::library_attention,
-        &BackendCounts::library_convolutions, &BackendCounts::graph_launches, &BackendCounts::lone_launches})
+        &BackendCounts::library_convolutions, &BackendCounts::graph_launches, &BackendCounts::lone_launches,
+        &BackendCounts::graph_nodes, &BackendCounts::graph_nanoseconds,
+        &BackendCounts::graph_wait_nanoseconds, &BackendCounts::recording_nanoseconds,
+        &BackendCounts::lone_nanoseconds})
     collected.devices.*count -= counted.*count;
   counted = now;
   return collected;

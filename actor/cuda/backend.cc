@@ -153,6 +153,11 @@ class CudaBackend : public Backend {
     counts.other_proposals = Choices().OtherProposals();
     counts.graph_launches = streams.graph_launches;
     counts.lone_launches = streams.lone_launches;
+    counts.graph_nodes = streams.graph_nodes;
+    counts.graph_nanoseconds = streams.graph_nanoseconds;
+    counts.graph_wait_nanoseconds = streams.graph_wait_nanoseconds;
+    counts.recording_nanoseconds = streams.recording_nanoseconds;
+    counts.lone_nanoseconds = streams.lone_nanoseconds;
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [ordinal, gpu] : gpus_) {
       counts.allocated_bytes += gpu->allocated_bytes();

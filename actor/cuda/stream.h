@@ -54,6 +54,8 @@ class CudaSegment : public DeviceSegment {
     std::string name;
     GraphPolicy policy;
     std::vector<cudaGraphExec_t> graphs;  // by the policy's slots
+    int64_t nodes = 0;                    // of each of them
+    int64_t shortest = 0;                 // nanoseconds of a launch; 0: none yet
   };
   const Gpu* const gpu_;
   std::vector<int> numbers;  // of its kernels on the stream; empty until it first runs

@@ -73,6 +73,10 @@ struct BackendCounts {
   int64_t unrecorded_parts = 0;  // of those, without a recording so far
   int64_t graphs = 0;            // existing recordings
   int64_t graph_launches = 0, lone_launches = 0;
+  int64_t graph_nodes = 0;  // kernels and copies of the graphs that were launched
+  // What the host's threads spent: in launching graphs, of that waiting (beyond the shortest launch of the
+  // same kernels: the driver's queue was full), in recording graphs, in launching kernels alone.
+  int64_t graph_nanoseconds = 0, graph_wait_nanoseconds = 0, recording_nanoseconds = 0, lone_nanoseconds = 0;
   // Products whose proposals this process timed, and those decided to be done by another than the first.
   int64_t timed_products = 0, other_proposals = 0;
   // Device memory taken by Device::Allocate, and by anything else since the devices were opened (code of
