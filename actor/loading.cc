@@ -204,7 +204,7 @@ void FindEvents(Actor* actor) {
 
 }  // namespace
 
-void LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard) {
+DeviceStream* LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard) {
   BuffersById buffers;
   for (const plan::Buffer& buffer : plan.buffer()) buffers[buffer.id()] = &buffer;
   const RankStreams streams = MakeStreams(plan, context.store->device(plan.rank()), shard);
@@ -231,6 +231,9 @@ void LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard) 
     if (!actor->synchronous) FindEvents(actor);
     actor->Loaded();
   }
+  for (int i = 0; i < plan.stream_size(); ++i)
+    if (plan.stream(i).kind() == plan::COMPUTE) return streams.ordered[i]->device.get();
+  return nullptr;
 }
 
 }  // namespace oneflow_like

@@ -25,8 +25,8 @@ struct LoadContext {
   std::map<std::string, char*>* variables = nullptr;  // by name; addresses stay
 };
 
-// Adds the plan's actors and streams to `shard`. `plan` must outlive it. Throws Error when a kernel is
-// missing or the plan contradicts itself.
-void LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard);
+// Adds the plan's actors and streams to `shard`, and returns the stream that computes (nullptr: none does).
+// `plan` must outlive it. Throws Error when a kernel is missing or the plan contradicts itself.
+DeviceStream* LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard);
 
 }  // namespace oneflow_like

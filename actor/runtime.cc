@@ -10,6 +10,7 @@
 
 #include "actor/actor.h"
 #include "actor/device_collectives.h"
+#include "actor/library_choices.h"
 #include "actor/loading.h"
 #include "actor/peer_steps.h"
 #include "actor/store.h"
@@ -94,8 +95,11 @@ struct Runtime::Impl {
   ClockPoint closed_at;
 
   void AddHostTensors(const plan::Plan& plan);
-  void Load(const KernelRegistry& registry, Peers* others, Backend* backend);
+  void Load(const KernelRegistry& registry, const RuntimeOptions& options);
   void MakeCollectives(Peers* others, Backend* backend);
+  bool OnDevices() const;  // whether any process's part of the plan is on asynchronous devices
+  ExchangeTexts ExchangeOfLink();
+  void DecideChoices(const std::map<int, DeviceStream*>& streams, bool tune);
   int64_t ElementsOfPeers() const;
   void FindNeeds();
   void CheckFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
@@ -157,6 +161,11 @@ void Runtime::Impl::FindNeeds() {
   for (std::vector<Box>& boxes : needs) boxes = Disjoint(std::move(boxes));
 }
 
+ExchangeTexts Runtime::Impl::ExchangeOfLink() {
+  if (link == nullptr) return {};
+  return [this](const std::string& what, const std::string& mine) { return link->Exchange(what, mine); };
+}
+
 void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
   if (others != nullptr) {
     peers = std::make_unique<PeerSteps>(&run);
@@ -168,8 +177,7 @@ void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
     local = MakeLocalCollectives();
     collectives = local.get();
   }
-  const std::string kinds = plans.empty() ? "" : plans[0].device_kinds();
-  if (kinds.empty() || kinds == "cpu") return;
+  if (!OnDevices()) return;
   DeviceCollectivesOptions options;
   this->backend = backend;
   if (backend != nullptr) counted = backend->Counts();
@@ -183,17 +191,18 @@ void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
                                      [](const plan::Stream& s) { return s.kind() == plan::LINK; });
     options.link_streams = std::max(options.link_streams, static_cast<int>(links));
   }
-  if (link != nullptr) {
-    options.exchange = [this](const std::string& what, const std::string& mine) {
-      return link->Exchange(what, mine);
-    };
-  }
+  options.exchange = ExchangeOfLink();
   of_devices = MakeDeviceCollectives(std::move(options));
   collectives = of_devices.get();
   if (peers != nullptr) peers->SetCollectives(of_devices.get());
 }
 
-void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend* backend) {
+bool Runtime::Impl::OnDevices() const {
+  const std::string kinds = plans.empty() ? "" : plans[0].device_kinds();
+  return !kinds.empty() && kinds != "cpu";
+}
+
+void Runtime::Impl::Load(const KernelRegistry& registry, const RuntimeOptions& options) {
   for (const plan::Plan& plan : plans) AddHostTensors(plan);
   FindNeeds();
   {
@@ -203,7 +212,8 @@ void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend*
   }
   for (int i = 0; i < executor->workers(); ++i)
     shards.push_back(std::make_unique<Shard>(&run, executor->worker(i)));
-  MakeCollectives(others, backend);
+  MakeCollectives(options.peers, options.backend);
+  std::map<int, DeviceStream*> computing;  // by rank
   const std::vector<int>& ranks = store->ranks();
   for (const plan::Plan& plan : plans) {
     auto at = std::find(ranks.begin(), ranks.end(), plan.rank());
@@ -220,11 +230,25 @@ void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend*
     context.counts = &counts;
     for (const plan::Arena& arena : plan.arena()) context.arenas.push_back(&rank.arenas[arena.memory()].base);
     context.variables = &rank.addresses;
-    LoadPlan(plan, context, shards[(at - ranks.begin()) % shards.size()].get());
+    computing[plan.rank()] = LoadPlan(plan, context, shards[(at - ranks.begin()) % shards.size()].get());
   }
+  if (OnDevices()) DecideChoices(computing, options.tune);
   if (peers != nullptr) peers->Expect(ElementsOfPeers());
   collectives->CheckComplete();
   std::erase_if(shards, [](const auto& shard) { return shard->acts_per_step == 0; });
+}
+
+// Nothing in an arena lasts beyond a step, so that what is timed may lie there.
+void Runtime::Impl::DecideChoices(const std::map<int, DeviceStream*>& streams, bool tune) {
+  std::lock_guard<std::mutex> lock(store->impl()->launch_mutex);
+  if (store->impl()->last != nullptr) (void)store->impl()->last->Wait();
+  std::vector<TimingPlace> places;
+  for (const auto& [rank, stream] : streams) {
+    Device* device = store->device(rank);
+    if (backend == nullptr || stream == nullptr || device->kind() != backend->kind()) continue;
+    places.push_back({rank, device, stream, store->Arena(rank), store->ArenaBytes(rank)});
+  }
+  DecideLibraryChoices(backend, places, ExchangeOfLink(), PlanName(), tune);
 }
 
 // Of all shards, before they go.
@@ -256,7 +280,7 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
     impl_->run.times = std::max(1, impl_->plans[0].times());
     impl_->run.seed = impl_->plans[0].seed();
   }
-  impl_->Load(registry, options.peers, options.backend);
+  impl_->Load(registry, options);
   for (const auto& shard : impl_->shards)
     impl_->questions.push_back(std::make_unique<Question>(shard.get(), &impl_->plans));
   for (auto& shard : impl_->shards) shard->trace = TraceBuffer(options.trace_records);
@@ -503,7 +527,10 @@ StepProfile Runtime::Impl::Collect(const ClockPoint& until) {
   collected.devices = now;
   for (int64_t BackendCounts::*count :
        {&BackendCounts::library_products, &BackendCounts::library_attention,
-        &BackendCounts::library_convolutions, &BackendCounts::graph_launches, &BackendCounts::lone_launches})
+        &BackendCounts::library_convolutions, &BackendCounts::graph_launches, &BackendCounts::lone_launches,
+        &BackendCounts::graph_nodes, &BackendCounts::graph_nanoseconds,
+        &BackendCounts::graph_wait_nanoseconds, &BackendCounts::recording_nanoseconds,
+        &BackendCounts::lone_nanoseconds})
     collected.devices.*count -= counted.*count;
   counted = now;
   return collected;

@@ -121,6 +121,8 @@ struct RuntimeOptions {
   // The backend of the store's asynchronous devices; nullptr: their collectives do not use its library. Must
   // outlive the runtime.
   Backend* backend = nullptr;
+  // Whether the backend's library has its ways of a piece of work timed (actor/library_choices.h).
+  bool tune = true;
 };
 
 class TraceFile;  // actor/trace.h

@@ -210,6 +210,10 @@ struct ModelOptions {
   // Every `check_replicas` steps of a training, and before a save, copies of variables on several ranks are
   // compared bit for bit, which waits for steps in flight; a difference ends the run with an Error. 0: never.
   int64_t check_replicas = 0;
+  // On GPUs, time cuBLASLt's proposals for each product of a plan when it is loaded, and take the fastest: a
+  // second or two, unless an earlier run has kept its choices on disk. Off: its first proposals, which makes
+  // the same bits more likely on machines of one kind.
+  bool tune = true;
   // After every kernel, check that its results are finite; the first operator that computes a non-finite
   // number from finite ones is an Error with its name, line, rank, micro-batch and step. For CPU meshes, in
   // fp32 and bf16: gradients in fp16 overflow by design. Operators are not fused then, so results may differ

@@ -11,9 +11,11 @@
 #include "actor/cuda/device.h"
 #include "actor/cuda/error.h"
 #include "actor/cuda/nccl.h"
+#include "actor/cuda/stream.h"
 #include "ops/cuda/driver_turn.h"
 #include "ops/cuda/library_use.h"
 #include "ops/cuda/manifest.h"
+#include "ops/cuda/product_choices.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -117,6 +119,22 @@ class CudaBackend : public Backend {
     return cuda::LaunchTogether(calls);
   }
 
+  std::vector<LibraryChoice> OpenChoices(Device* device) override {
+    return Choices().Open(static_cast<CudaDevice*>(device)->gpu().ordinal());
+  }
+  int64_t TimeProposals(const std::string& work, DeviceStream* device_stream, void* scratch,
+                        int64_t bytes) override {
+    auto* stream = static_cast<CudaStream*>(device_stream);
+    const GemmDescriptor* product = Choices().Find(work, stream->device().gpu().ordinal());
+    LaunchContext launch;
+    if (product == nullptr || !stream->ForLaunches(&launch).ok()) return -1;
+    const std::vector<double> seconds = cuda::TimeProposals(*product, launch, scratch, bytes);
+    return seconds.empty() ? -1 : FastestProposal(seconds);
+  }
+  void Decide(const std::vector<LibraryChoice>& choices, bool keep) override {
+    Choices().Decide(choices, keep);
+  }
+
   BackendCounts Counts() const override {
     const StreamCounts& streams = cuda::Counts();
     BackendCounts counts;
@@ -131,8 +149,15 @@ class CudaBackend : public Backend {
     counts.parts = streams.parts;
     counts.unrecorded_parts = streams.parts - streams.recorded_parts;
     counts.graphs = streams.graphs;
+    counts.timed_products = Counted(LibraryUse::kTimedProduct);
+    counts.other_proposals = Choices().OtherProposals();
     counts.graph_launches = streams.graph_launches;
     counts.lone_launches = streams.lone_launches;
+    counts.graph_nodes = streams.graph_nodes;
+    counts.graph_nanoseconds = streams.graph_nanoseconds;
+    counts.graph_wait_nanoseconds = streams.graph_wait_nanoseconds;
+    counts.recording_nanoseconds = streams.recording_nanoseconds;
+    counts.lone_nanoseconds = streams.lone_nanoseconds;
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [ordinal, gpu] : gpus_) {
       counts.allocated_bytes += gpu->allocated_bytes();

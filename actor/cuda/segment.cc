@@ -1,6 +1,8 @@
 // Segments: straight lines of kernels that come again act after act, run, recorded or replayed.
 #include <glog/logging.h>
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "actor/cuda/counts.h"
@@ -14,6 +16,22 @@ namespace {
 
 // A recording of fewer kernels saves nothing: launching it costs as much as launching one.
 constexpr size_t kShortest = 2;
+
+int64_t Nanoseconds() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Adds the time that it lives.
+class Spent {
+ public:
+  explicit Spent(std::atomic<int64_t>* sum) : sum_(sum) {}
+  ~Spent() { *sum_ += Nanoseconds() - start_; }
+  Spent(const Spent&) = delete;
+
+ private:
+  std::atomic<int64_t>* const sum_;
+  const int64_t start_ = Nanoseconds();
+};
 
 }  // namespace
 
@@ -95,6 +113,7 @@ Status CudaStream::RunPart(const CudaSegment& segment, CudaSegment::Part* part,
   }
   const auto run = [&] {
     Counts().lone_launches += static_cast<int64_t>(part->end - part->begin);
+    const Spent spent(&Counts().lone_nanoseconds);
     return LaunchPart(segment, *part, kernels);
   };
   if (decision.action == GraphPolicy::Action::kRun) return run();
@@ -106,7 +125,14 @@ Status CudaStream::RunPart(const CudaSegment& segment, CudaSegment::Part* part,
   ran_ = true;
   last_ = segment.numbers[part->end - 1];
   ++Counts().graph_launches;
-  return Check(cudaGraphLaunch(part->graphs[decision.slot], stream_), part->name.c_str());
+  Counts().graph_nodes += part->nodes;
+  const int64_t start = Nanoseconds();
+  const cudaError_t error = cudaGraphLaunch(part->graphs[decision.slot], stream_);
+  const int64_t took = std::max<int64_t>(Nanoseconds() - start, 1);
+  part->shortest = part->shortest == 0 ? took : std::min(part->shortest, took);
+  Counts().graph_nanoseconds += took;
+  Counts().graph_wait_nanoseconds += took - part->shortest;
+  return Check(error, part->name.c_str());
 }
 
 Status CudaStream::LaunchPart(const CudaSegment& segment, const CudaSegment::Part& part,
@@ -128,6 +154,7 @@ Status CudaStream::LaunchPart(const CudaSegment& segment, const CudaSegment::Par
 // meanwhile.
 bool CudaStream::RecordPart(const CudaSegment& segment, CudaSegment::Part* part, int slot,
                             std::span<const KernelRun> kernels) {
+  const Spent spent(&Counts().recording_nanoseconds);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   Status status;
@@ -136,6 +163,8 @@ bool CudaStream::RecordPart(const CudaSegment& segment, CudaSegment::Part* part,
     status = LaunchPart(segment, *part, kernels);
     error = cudaStreamEndCapture(stream_, &graph);
   }
+  size_t nodes = 0;
+  if (status.ok() && error == cudaSuccess) error = cudaGraphGetNodes(graph, nullptr, &nodes);
   if (status.ok() && error == cudaSuccess) error = cudaGraphInstantiate(&exec, graph, 0);
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (!status.ok() || error != cudaSuccess) {
@@ -153,6 +182,7 @@ bool CudaStream::RecordPart(const CudaSegment& segment, CudaSegment::Part* part,
     ++Counts().graphs;
   }
   part->graphs[slot] = exec;
+  part->nodes = static_cast<int64_t>(nodes);
   part->policy.Succeeded();
   if (!std::exchange(part->recorded, true)) ++Counts().recorded_parts;
   return true;

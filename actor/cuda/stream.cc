@@ -92,8 +92,7 @@ int CudaStream::NumberOf(Kernel& kernel, const KernelSpec& spec) {
   return numbers_[&kernel] = static_cast<int>(known_.size());
 }
 
-// Whatever a kernel may rely on: the device is the thread's, the work space is there, ActState tells the act.
-Status CudaStream::GetReady(const KernelContext& context) {
+Status CudaStream::GetReady() {
   if (gpu_->health().lost()) return gpu_->health().status();
   gpu_->Use();
   if (memory_.workspace == nullptr) {
@@ -105,6 +104,18 @@ Status CudaStream::GetReady(const KernelContext& context) {
     launch_.workspace = memory_.workspace->data();
     launch_.workspace_bytes = memory_.workspace->bytes();
   }
+  return Status();
+}
+
+Status CudaStream::ForLaunches(LaunchContext* launch) {
+  Status status = GetReady();
+  *launch = launch_;
+  return status;
+}
+
+// Whatever a kernel may rely on: the device is the thread's, the work space is there, ActState tells the act.
+Status CudaStream::GetReady(const KernelContext& context) {
+  if (Status status = GetReady(); !status.ok()) return status;
   if (context.step == step_ && context.time == time_) return Status();
   step_ = context.step;
   time_ = context.time;

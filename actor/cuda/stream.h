@@ -54,6 +54,8 @@ class CudaSegment : public DeviceSegment {
     std::string name;
     GraphPolicy policy;
     std::vector<cudaGraphExec_t> graphs;  // by the policy's slots
+    int64_t nodes = 0;                    // of each of them
+    int64_t shortest = 0;                 // nanoseconds of a launch; 0: none yet
   };
   const Gpu* const gpu_;
   std::vector<int> numbers;  // of its kernels on the stream; empty until it first runs
@@ -81,6 +83,8 @@ class CudaStream : public DeviceStream, private NotificationLine {
                  std::span<const Piece> to) override;
 
   cudaStream_t handle() const { return stream_; }
+  // What kernels are launched with, after making the device the thread's.
+  Status ForLaunches(LaunchContext* launch);
   CudaDevice& device() const { return *device_; }
   const std::shared_ptr<FirstFailure>& failure() const { return failure_; }
 
@@ -95,6 +99,7 @@ class CudaStream : public DeviceStream, private NotificationLine {
   // From 1, on this stream; 0: not a kernel of this library.
   int NumberOf(Kernel& kernel, const KernelSpec& spec);
   Status Prepare(CudaSegment* segment, std::span<const KernelRun> kernels);
+  Status GetReady();
   Status GetReady(const KernelContext& context);
   std::string NameOf(std::span<const int> numbers) const;  // "layer_norm .. matmul (12 kernels)"
   // Launches one kernel, or several together.

@@ -73,6 +73,12 @@ struct BackendCounts {
   int64_t unrecorded_parts = 0;  // of those, without a recording so far
   int64_t graphs = 0;            // existing recordings
   int64_t graph_launches = 0, lone_launches = 0;
+  int64_t graph_nodes = 0;  // kernels and copies of the graphs that were launched
+  // What the host's threads spent: in launching graphs, of that waiting (beyond the shortest launch of the
+  // same kernels: the driver's queue was full), in recording graphs, in launching kernels alone.
+  int64_t graph_nanoseconds = 0, graph_wait_nanoseconds = 0, recording_nanoseconds = 0, lone_nanoseconds = 0;
+  // Products whose proposals this process timed, and those decided to be done by another than the first.
+  int64_t timed_products = 0, other_proposals = 0;
   // Device memory taken by Device::Allocate, and by anything else since the devices were opened (code of
   // libraries, communicators, recordings).
   int64_t allocated_bytes = 0, other_bytes = 0;
@@ -82,6 +88,13 @@ struct BackendCounts {
   int64_t Refused() const {
     return refused_products + refused_epilogues + refused_attention + refused_convolutions;
   }
+};
+
+// Work that the vendor's library can do in several ways, the first of which it holds to be the fastest: a
+// product of matrices. Only timing them on the card tells.
+struct LibraryChoice {
+  std::string work;       // one line: shape, types, what is fused, the card, the library and its version
+  int64_t proposal = -1;  // of the library, from 0; -1: not known yet
 };
 
 class Backend {
@@ -120,6 +133,20 @@ class Backend {
   // second.
   virtual Status LaunchTogether(const std::function<Status()>& calls) { return calls(); }
   virtual BackendCounts Counts() const { return {}; }
+  // The work of the kernels made so far in this process for which nothing is decided, as on this device, with
+  // what an earlier run has kept on disk. Ordered by `work`.
+  virtual std::vector<LibraryChoice> OpenChoices(Device* /*device*/) { return {}; }
+  // Times the library's first proposals for work of OpenChoices and returns the fastest; the first one unless
+  // another takes less than 98 % of its time. -1 where they cannot be compared: `scratch`, memory of the
+  // stream's device that the work's operands lie in meanwhile, is too small, or the library refuses the work.
+  // Nothing may be enqueued on the stream; waits for it.
+  virtual int64_t TimeProposals(const std::string& /*work*/, DeviceStream* /*stream*/, void* /*scratch*/,
+                                int64_t /*bytes*/) {
+    return -1;
+  }
+  // Decides, for the rest of the process: kernels that have not run yet take these proposals. `keep`: and
+  // later runs of this user do.
+  virtual void Decide(const std::vector<LibraryChoice>& /*choices*/, bool /*keep*/) {}
 };
 
 // The backend for devices of `kind`, opened once per process. Throws Error in one sentence that says what is

@@ -36,6 +36,10 @@ std::vector<FlagGroup> LauncherGroups() {
          "Refuses plans that need more than this many bytes on a device; 0 sets no limit.",
          {},
          kCommon},
+        {"tune", &f.tune,
+         "Measures cuBLASLt's first algorithms for each matrix product once and uses the fastest (on GPUs); "
+         "false "
+         "uses its first."},
         {"threads",
          &f.threads,
          "Sets the number of runtime threads of a process; 0 means one per core, at most one per device.",

@@ -36,6 +36,11 @@ constexpr int64_t BackendCounts::*kCounts[] = {&BackendCounts::library_products,
                                                &BackendCounts::graphs,
                                                &BackendCounts::graph_launches,
                                                &BackendCounts::lone_launches,
+                                               &BackendCounts::graph_nodes,
+                                               &BackendCounts::graph_nanoseconds,
+                                               &BackendCounts::graph_wait_nanoseconds,
+                                               &BackendCounts::recording_nanoseconds,
+                                               &BackendCounts::lone_nanoseconds,
                                                &BackendCounts::allocated_bytes,
                                                &BackendCounts::other_bytes,
                                                &BackendCounts::ranks,
@@ -155,6 +160,8 @@ StepProfile Together(const std::vector<std::string>& profiles) {
   return sum;
 }
 
+constexpr double kWorthSaying = 0.05;  // of the time of steps
+
 double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 // Launches of a step on the devices, and all that was done in a slower way than it could be.
@@ -166,6 +173,15 @@ std::string DevicesText(const StepProfile& profile) {
   std::snprintf(line, sizeof line, "  on the GPUs: %.1f graph launches a step, %.1f kernels launched alone\n",
                 static_cast<double>(d.graph_launches) / steps, static_cast<double>(d.lone_launches) / steps);
   std::string text = line;
+  const double waited = static_cast<double>(d.graph_wait_nanoseconds) * 1e-9;
+  if (waited > kWorthSaying * profile.wall) {
+    std::snprintf(
+        line, sizeof line,
+        "  launches waited %.1f ms a step for room in the driver's queue: part of the times above, no "
+        "work of the host\n",
+        waited * 1e3 / steps);
+    text += line;
+  }
   const std::pair<int64_t, const char*> slower[] = {
       {d.refused_products, "matrix products that cuBLASLt refused"},
       {d.refused_epilogues, "epilogues of products that cuBLASLt refused"},

@@ -166,6 +166,7 @@ void Session::Impl::LoadPlans() {
   if (model->trace || model->report) o.trace_records = kTraceRecords;
   o.warm_up_steps = 1;
   o.backend = model->backend;
+  o.tune = model->options.tune;
   o.check_finite = model->options.check_nan;
   if (o.check_finite && model->backend)
     Fail("check_nan looks at numbers on the CPU; run the same program with a mesh of cpu devices");

@@ -25,6 +25,10 @@ enum class Epilogue : int32_t {
   kBiasGradA,     // d = ab, and bias = op(A) summed over K
 };
 
+// In place of a number: the proposal that was decided on when plans were loaded (product_choices.h), else the
+// first.
+constexpr int64_t kDecided = -1;
+
 // d[M N] = op(a)[M K] op(b)[K N], column-major, `batch` times. Element (i, j) of d lies at i + j * ldd, of
 // op(a) at i + j * lda, or j + i * lda when it is stored transposed; likewise b. Sums are in fp32. All
 // integers, no gaps: descriptors are compared as bytes.
@@ -34,8 +38,8 @@ struct GemmDescriptor {
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_d = 0;  // in elements; 0: the same for all
   int64_t alignment = 16;                                       // of all pointers, in bytes
   int64_t workspace_bytes = 0;
-  int64_t choice = 0;       // which of the library's proposals, the best first; others are for comparisons
-  int32_t in = 0, out = 0;  // DType of a and b; of d, bias and aux
+  int64_t choice = kDecided;  // which of the library's proposals, from 0, its best; or as decided
+  int32_t in = 0, out = 0;    // DType of a and b; of d, bias and aux
   int32_t transposed_a = 0, transposed_b = 0;
   int32_t swapped = 0;  // a and b are the caller's b and a
   int32_t tf32 = 0;
@@ -73,8 +77,17 @@ class Gemm {
   // Enqueues. The same bits for the same operands, in every run on one kind of device.
   virtual Status Launch(const GemmOperands& operands, const LaunchContext& launch) = 0;
 };
-// Chooses an algorithm now where a device is current, and again when it is launched on another.
+// Chooses an algorithm now where a device is current, and again when it is launched on another, or first
+// launched after another proposal was decided on.
 std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor);
+
+// The library and its version ("cuBLASLt 130100"), and how many of its proposals for a product are worth
+// timing: 1 where they are all the same.
+struct GemmLibrary {
+  std::string version;
+  int proposals = 1;
+};
+GemmLibrary DescribeGemmLibrary();
 
 // Whether products of fp32 may round their operands to tf32 (10 bits of mantissa) and be several times
 // faster. Off by default; kernels read it when they are created. A node's attribute "tf32" overrides it.

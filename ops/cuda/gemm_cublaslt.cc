@@ -10,11 +10,13 @@
 
 #include "ops/cuda/driver_turn.h"
 #include "ops/cuda/gemm.h"
+#include "ops/cuda/product_choices.h"
 
 namespace oneflow_like::cuda {
 namespace {
 
 constexpr const char* kWho = "cuBLASLt";
+constexpr int kTimedProposals = 8;  // more take as long again when a plan is loaded
 
 Status Failed(const char* what, cublasStatus_t status) {
   return Status(Cat(kWho, ": ", what, ": ", cublasLtGetStatusString(status)));
@@ -87,6 +89,7 @@ class CublasLtGemm : public Gemm {
  public:
   explicit CublasLtGemm(const GemmDescriptor& descriptor) : what_(descriptor) {
     status_ = Describe();
+    if (what_.choice == kDecided) Choices().Want(what_);
     int device = -1;
     if (status_.ok() && cudaGetDevice(&device) == cudaSuccess) status_ = Choose(device);
     cudaGetLastError();  // no device yet: chosen at the first launch
@@ -98,7 +101,9 @@ class CublasLtGemm : public Gemm {
     int device = -1;
     if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
       return Status(Cat("cudaGetDevice: ", cudaGetErrorString(error)));
-    if (status_.ok() && device != device_) status_ = Choose(device);
+    const bool another = device != device_ || (!settled_ && ProposalFor(what_, device) != proposal_);
+    if (status_.ok() && another) status_ = Choose(device);
+    settled_ = true;
     return status_;
   }
 
@@ -185,19 +190,29 @@ class CublasLtGemm : public Gemm {
     return done ? Status() : Status(Cat(kWho, " refuses the ", Name()));
   }
 
+  // For this proposal.
+  cublasStatus_t Ask(cublasLtHandle_t handle, int64_t proposal) {
+    int found = 0;
+    std::vector<cublasLtMatmulHeuristicResult_t> proposed(static_cast<size_t>(proposal) + 1);
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, lib_.matmul, lib_.a, lib_.b, lib_.d, lib_.d, lib_.preference,
+                                       static_cast<int>(proposed.size()), proposed.data(), &found);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (found <= proposal) return CUBLAS_STATUS_NOT_SUPPORTED;
+    algorithm_ = proposed.back();
+    return algorithm_.state;
+  }
+
   Status Choose(int device) {
     Handle handle = HandleOf(device);
     if (handle.status != CUBLAS_STATUS_SUCCESS) return Failed("no handle", handle.status);
-    int found = 0;
-    std::vector<cublasLtMatmulHeuristicResult_t> proposed(static_cast<size_t>(what_.choice) + 1);
     DriverCall call;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle.lt, lib_.matmul, lib_.a, lib_.b, lib_.d, lib_.d, lib_.preference,
-        static_cast<int>(proposed.size()), proposed.data(), &found);
-    algorithm_ = proposed.back();
-    if (status == CUBLAS_STATUS_SUCCESS && found > what_.choice) status = algorithm_.state;
-    if (status != CUBLAS_STATUS_SUCCESS || found <= what_.choice)
-      return Failed(Cat("no algorithm for the ", Name()).c_str(), status);
+    proposal_ = ProposalFor(what_, device);
+    cublasStatus_t status = Ask(handle.lt, proposal_);
+    // What was kept by an earlier run may have been of a library that knew more.
+    if (status != CUBLAS_STATUS_SUCCESS && what_.choice == kDecided && proposal_ > 0)
+      status = Ask(handle.lt, 0);
+    if (status != CUBLAS_STATUS_SUCCESS) return Failed(Cat("no algorithm for the ", Name()).c_str(), status);
     handle_ = handle.lt;
     device_ = device;
     return Status();
@@ -206,12 +221,16 @@ class CublasLtGemm : public Gemm {
   GemmDescriptor what_;
   Descriptors lib_;
   Status status_;
-  int device_ = -1;  // the algorithm's
+  int device_ = -1;        // the algorithm's
+  int64_t proposal_ = -1;  // which it was to be
+  bool settled_ = false;   // it has been launched, and stays
   cublasLtHandle_t handle_ = nullptr;
   cublasLtMatmulHeuristicResult_t algorithm_ = {};
 };
 
 }  // namespace
+
+GemmLibrary DescribeGemmLibrary() { return {Cat(kWho, " ", cublasLtGetVersion()), kTimedProposals}; }
 
 std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
   return std::make_unique<CublasLtGemm>(descriptor);

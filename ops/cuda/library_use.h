@@ -15,8 +15,9 @@ enum class LibraryUse {
   kRefusedEpilogue,   // nor what follows it: done step by step
   kRefusedAttention,  // cuDNN has no plan for a graph of attention: our own kernels do it
   kRefusedConvolution,  // nor for a convolution
+  kTimedProduct,        // cuBLASLt's proposals for a product were timed
 };
-constexpr int kLibraryUses = 7;
+constexpr int kLibraryUses = 8;
 
 void Count(LibraryUse what);
 // How often since the process began. Any thread; a replayed recording counts nothing.

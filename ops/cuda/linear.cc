@@ -92,7 +92,7 @@ class LinearKernel : public CudaKernel {
     gemm.ld_aux = roles_.aux >= 0 ? gemm.ldd : 0;
     gemm.adds_c = roles_.residual >= 0 || accumulates_;
     gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
-    gemm.choice = spec_.attrs.Int("gemm_choice", 0);
+    gemm.choice = spec_.attrs.Int("gemm_choice", kDecided);
     gemm_ = MakeGemm(gemm);
   }
 

@@ -18,7 +18,7 @@ class Product : public CudaKernel {
  public:
   Product(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
     types_ = {spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0};
-    choice_ = spec.attrs.Int("gemm_choice", 0);
+    choice_ = spec.attrs.Int("gemm_choice", kDecided);
     accumulates_ = Accumulates(spec.attrs);
     Prepare(spec.in[0].extent, spec.in[1].extent);
   }
@@ -130,7 +130,7 @@ class Product : public CudaKernel {
   ContractionPlan plan_;
   std::unique_ptr<Gemm> gemm_;
   bool asked_ = false;  // whether the library takes it
-  int64_t choice_ = 0;
+  int64_t choice_ = kDecided;
   bool accumulates_ = false;
 };
 

@@ -91,6 +91,10 @@ void RefuseEpilogues(bool refuse);
 enum class Refused { kNone, kInterleaved, kAll };
 void RefuseProducts(Refused which);
 
+// What the library's proposals for a product, at most three, take on the clock of events, each further one as
+// the last. Without times they are all the same, and none is timed; Reset ends it.
+void SetProposalTimes(const std::vector<double>& seconds);
+
 // --- Faults of the programs that are run: a barrier that not all threads reach, a shuffle without all its
 // lanes, bytes written around a block of memory. They print a sentence and abort, unless one of these lives:
 // then they are kept here, and a kernel's fault is a lost device (cudaErrorLaunchFailure). One at a time.

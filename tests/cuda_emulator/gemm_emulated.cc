@@ -3,13 +3,18 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <vector>
 
 #include "core/float16.h"
 #include "ops/cuda/gemm.h"
+#include "ops/cuda/product_choices.h"
 #include "ops/scalar.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/cuda_emulator/state.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -103,15 +108,26 @@ void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
 constexpr int kProposals = 3;
 std::atomic<bool> epilogues_refused{false};
 std::atomic<cuda_emulator::Refused> products_refused{cuda_emulator::Refused::kNone};
+std::array<std::atomic<int64_t>, kProposals> proposal_nanoseconds = {};
+std::atomic<int> proposals_timed{1};
+
+// On the thread of the stream.
+void Spend(int64_t proposal) {
+  cuda_emulator::ThisThread().running->stated += std::chrono::nanoseconds(proposal_nanoseconds[proposal]);
+}
 
 class EmulatedGemm : public Gemm {
  public:
-  explicit EmulatedGemm(const GemmDescriptor& descriptor) : what_(descriptor) {}
+  explicit EmulatedGemm(const GemmDescriptor& descriptor) : what_(descriptor) {
+    if (what_.choice == kDecided) Choices().Want(what_);
+  }
   const GemmDescriptor& descriptor() const override { return what_; }
 
   Status Check() override {
     using cuda_emulator::Refused;
     if (what_.choice >= kProposals) return Status("no algorithm");
+    if (int device = 0; proposal_ < 0 && cudaGetDevice(&device) == cudaSuccess)
+      proposal_ = std::min<int64_t>(ProposalFor(what_, device), kProposals - 1);
     bool interleaved = what_.batch > 1 && what_.stride_d < what_.ldd * what_.n;
     if (products_refused == Refused::kAll || (products_refused == Refused::kInterleaved && interleaved))
       return Status("no algorithm");
@@ -120,6 +136,7 @@ class EmulatedGemm : public Gemm {
   }
 
   Status Launch(const GemmOperands& operands, const LaunchContext& launch) override {
+    if (Status status = Check(); !status.ok()) return status;
     const GemmDescriptor& g = what_;
     bool fits =
         g.lda >= (g.transposed_a ? g.k : g.m) && g.ldb >= (g.transposed_b ? g.n : g.k) && g.ldd >= g.m;
@@ -130,15 +147,21 @@ class EmulatedGemm : public Gemm {
         return Status("an operand is less aligned than promised");
     if (g.adds_c && operands.c == nullptr) return Status("there is no c to add");
     cuda_emulator::LoadCode(this);  // each algorithm has its own
-    cuda_emulator::Enqueue(launch.stream, [g, operands] { Multiply(g, operands); });
+    cuda_emulator::Enqueue(launch.stream, [g, operands, proposal = proposal_] {
+      Multiply(g, operands);
+      Spend(proposal);
+    });
     return Status();
   }
 
  private:
   GemmDescriptor what_;
+  int64_t proposal_ = -1;  // settled when it is first asked for
 };
 
 }  // namespace
+
+GemmLibrary DescribeGemmLibrary() { return {"emulated", proposals_timed}; }
 
 std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
   return std::make_unique<EmulatedGemm>(descriptor);
@@ -149,4 +172,11 @@ std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
 namespace cuda_emulator {
 void RefuseEpilogues(bool refuse) { oneflow_like::cuda::epilogues_refused = refuse; }
 void RefuseProducts(Refused which) { oneflow_like::cuda::products_refused = which; }
+void SetProposalTimes(const std::vector<double>& seconds) {
+  using namespace oneflow_like::cuda;
+  proposals_timed = std::clamp(static_cast<int>(seconds.size()), 1, kProposals);
+  for (int i = 0; i < kProposals; ++i)
+    proposal_nanoseconds[i] =
+        seconds.empty() ? 0 : std::llround(1e9 * seconds[std::min<size_t>(i, seconds.size() - 1)]);
+}
 }  // namespace cuda_emulator

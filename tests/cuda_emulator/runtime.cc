@@ -114,7 +114,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (cudaError_t error = Look(); error != cudaSuccess) return error;
   if (!Exists(device)) return Tell(cudaErrorInvalidDevice);
   *properties = {};
-  std::snprintf(properties->name, sizeof(properties->name), "Emulated device %d", device);
+  std::snprintf(properties->name, sizeof(properties->name), "Emulated device");
   properties->uuid.bytes[0] = static_cast<char>(device + 1);
   properties->totalGlobalMem = TheWorld().options.memory;
   properties->sharedMemPerBlock = 48 << 10;

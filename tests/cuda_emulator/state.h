@@ -107,6 +107,7 @@ struct CUstream_st {
   cudaError_t fail_with = cudaErrorLaunchFailure;
   bool closing = false;
   std::thread thread;
+  std::chrono::nanoseconds stated{0};  // that its work is stated to take, beyond what it takes; its thread's
 };
 
 struct CUevent_st {

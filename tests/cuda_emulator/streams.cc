@@ -11,6 +11,7 @@ void Moment::Finish() {
   std::lock_guard lock(mutex);
   done = true;
   time = std::chrono::steady_clock::now();
+  if (cudaStream_t stream = ThisThread().running; stream != nullptr) time += stream->stated;
   changed.notify_all();
 }
 void Moment::Wait() {

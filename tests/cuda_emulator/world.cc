@@ -130,6 +130,7 @@ void Reset(const Options& options) {
   for (auto* count : {&world.host_synchronisations, &world.operations, &world.kernels, &world.instantiated,
                       &world.launches, &world.allocations, &world.host_bytes})
     *count = 0;
+  SetProposalTimes({});
   ThisThread() = {};
 }
 

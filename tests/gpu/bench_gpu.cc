@@ -189,6 +189,33 @@ void PrintMemory(const Training& training, const BackendCounts& counts) {
       other, told, other > told ? "TOO LITTLE" : "enough");
 }
 
+// Of a step, on all threads.
+double HostSeconds(const StepProfile& profile) {
+  double host = profile.runtime;
+  for (const auto& [kind, spent] : profile.kernels) host += spent;
+  return host / static_cast<double>(std::max<int64_t>(profile.steps, 1));
+}
+
+// What the host does in a step. Where more kernels are enqueued than the driver has room for, a launch waits
+// until some have run, which is no work.
+void PrintHost(const StepProfile& profile, const StepProfile& waited) {
+  const auto each = [&](int64_t nanoseconds) {
+    return static_cast<double>(nanoseconds) * 1e-6 / static_cast<double>(std::max<int64_t>(profile.steps, 1));
+  };
+  const BackendCounts& d = profile.devices;
+  const double all = HostSeconds(profile) * 1e3,
+               launching = each(d.graph_nanoseconds - d.graph_wait_nanoseconds),
+               waiting = each(d.graph_wait_nanoseconds), recording = each(d.recording_nanoseconds),
+               alone = each(d.lone_nanoseconds);
+  std::printf(
+      "host: %.2f ms a step with two in flight: launching graphs %.2f and waiting there for room %.2f, "
+      "recording %.2f, kernels alone %.2f, other %.2f; %.2f ms where each step is waited for (graphs %.2f)\n",
+      all, launching, waiting, recording, alone, all - launching - waiting - recording - alone,
+      HostSeconds(waited) * 1e3,
+      static_cast<double>(waited.devices.graph_nanoseconds) * 1e-6 /
+          static_cast<double>(std::max<int64_t>(waited.steps, 1)));
+}
+
 void RunSteps() {
   const Gpt gpt = ModelOfFlag();
   const double peak =
@@ -215,9 +242,12 @@ void RunSteps() {
   run(FLAGS_steps);
   const double seconds = (Now() - start) / FLAGS_steps;
   const StepProfile profile = training.session().TakeProfile();
-  double host = profile.runtime;
-  for (const auto& [kind, spent] : profile.kernels) host += spent;
-  host /= std::max<int64_t>(profile.steps, 1);
+  // Again, each step waited for: then no call waits for room in the driver's queue.
+  for (int i = 0; i < kWarmUp; ++i) (void)training.session().Run(feeds[i % feeds.size()]).Scalar("loss");
+  const StepProfile waited = training.session().TakeProfile();
+  const double in_launches =
+      static_cast<double>(profile.devices.graph_wait_nanoseconds) * 1e-9 / static_cast<double>(FLAGS_steps);
+  const double host = std::min(HostSeconds(profile) - in_launches, HostSeconds(waited));
   const double flops = FlopsOf(gpt.config, training.tokens()) / seconds;
   std::printf(
       "result: tokens_per_s=%.0f step_ms=%.3f batch=%lld TFLOPs=%.1f of_peak=%.4f host_share=%.4f "
@@ -228,9 +258,16 @@ void RunSteps() {
   PrintMemory(training, now);
   const plan::Plan plan = PlanOf(training.session().impl()->compiled, 0).plan;
   const double steps = static_cast<double>(std::max<int64_t>(profile.steps, 1));
-  std::printf("launches: %.1f graphs a step, %.1f kernels alone; %lld recordings\n",
-              static_cast<double>(profile.devices.graph_launches) / steps,
-              static_cast<double>(profile.devices.lone_launches) / steps, static_cast<long long>(now.graphs));
+  std::printf(
+      "launches: %.1f graphs a step of %.0f kernels and copies, %.1f kernels alone; %lld recordings\n",
+      static_cast<double>(profile.devices.graph_launches) / steps,
+      static_cast<double>(profile.devices.graph_nodes) / steps,
+      static_cast<double>(profile.devices.lone_launches) / steps, static_cast<long long>(now.graphs));
+  PrintHost(profile, waited);
+  std::printf(
+      "products: %lld timed by this process, %lld of all decided on take another proposal than the "
+      "first\n",
+      static_cast<long long>(now.timed_products), static_cast<long long>(now.other_proposals));
   const double tokens = static_cast<double>(training.tokens());
   loaded.reset();  // its memory is the kernels' now
   MeasuredDevice card(TestedBackend(), FLAGS_device);
@@ -313,12 +350,14 @@ std::vector<HotKernel> TimeKernels(const plan::Plan& plan, MeasuredDevice* card,
 
 void RunKernels() {
   const Gpt gpt = ModelOfFlag();
-  Training training(gpt.config, BatchOfFlag(gpt));
+  auto loaded = std::make_unique<Training>(gpt.config, BatchOfFlag(gpt));
+  (void)loaded->session().Run(loaded->MakeFeeds(0)).Scalar("loss");  // decides how products are done
+  const plan::Plan plan = PlanOf(loaded->session().impl()->compiled, 0).plan;
+  loaded.reset();  // its memory is the kernels' now
   MeasuredDevice card(TestedBackend(), FLAGS_device);
   const Ceilings ceilings = MeasureCeilings(&card, Emulated());
   std::string failed;  // of several the first: the table is of the others
-  std::vector<HotKernel> kernels =
-      TimeKernels(PlanOf(training.session().impl()->compiled, 0).plan, &card, &failed);
+  std::vector<HotKernel> kernels = TimeKernels(plan, &card, &failed);
   std::sort(kernels.begin(), kernels.end(),
             [](const HotKernel& a, const HotKernel& b) { return a.StepSeconds() > b.StepSeconds(); });
   double all = 0, ten = 0;

@@ -18,6 +18,7 @@
 #include "ops/cuda/gemm.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/library_use.h"
+#include "ops/cuda/product_choices.h"
 #include "ops/op.h"
 #include "ops/reference.h"
 #include "ops/scalar.h"
@@ -379,6 +380,51 @@ TEST(CudaProduct, LaterActsMayBeSmaller) {
     RunCuda(kernel.get(), "matmul", {}, &piece, &got);
     ExpectClose(Cat("matmul of ", rows, " rows, seed 5"), &got[0], &want[0]);
   }
+}
+
+// While proposals are timed their operands lie in memory that is just large enough; what is written beside it
+// the guards tell.
+TEST(CudaProduct, ProposalsAreTimedWithinTheirScratch) {
+  Bench bench;
+  cuda_emulator::SetProposalTimes({300, 100, 200});
+  std::vector<GemmDescriptor> products = {
+      DescribeGemm({.m = 9, .n = 16, .k = 12, .a_m = 12, .a_k = 1, .b_k = 16, .b_n = 1, .y_m = 16, .y_n = 1}),
+      DescribeGemm({.m = 9, .n = 16, .k = 12, .a_m = 1, .a_k = 9, .b_k = 1, .b_n = 12, .y_m = 20, .y_n = 1}),
+      DescribeGemm({.m = 9, .n = 16, .k = 12, .a_m = 15, .a_k = 1, .b_k = 1, .b_n = 14, .y_m = 1, .y_n = 9})};
+  products.push_back(products[0]);  // batches one after another, and each between the next one's rows
+  products.back().batch = 3;
+  products.back().stride_a = products.back().lda * 12;
+  products.back().stride_b = 12 * 9;
+  products.back().stride_d = 16 * 9;
+  products.push_back(products[0]);
+  products.back().batch = 2;
+  products.back().ldd = 32;
+  products.back().stride_d = 16;
+  for (Epilogue epilogue : {Epilogue::kBias, Epilogue::kGeluBias, Epilogue::kGeluGrad,
+                            Epilogue::kGeluGradBias, Epilogue::kBiasGradA}) {
+    products.push_back(products[0]);
+    products.back().epilogue = epilogue;
+    if (epilogue != Epilogue::kBias && epilogue != Epilogue::kBiasGradA) products.back().ld_aux = 16;
+    products.back().adds_c = epilogue == Epilogue::kBias;
+  }
+  using enum DType;
+  for (const auto& [in, out] : {std::pair(kBFloat16, kFloat32), std::pair(kFloat16, kFloat16)})
+    for (GemmDescriptor product : products) {
+      product.in = static_cast<int32_t>(in);
+      product.out = static_cast<int32_t>(out);
+      SCOPED_TRACE(WorkOf(product, 0));
+      std::vector<double> seconds;
+      for (size_t bytes = 256; seconds.empty() && bytes < 10000; bytes += 256) {
+        void* scratch = nullptr;
+        ASSERT_EQ(cudaMalloc(&scratch, bytes), cudaSuccess);
+        seconds = TimeProposals(product, bench.launch, scratch, static_cast<int64_t>(bytes));
+        cuda_emulator::CheckGuards();
+        ASSERT_EQ(cudaFree(scratch), cudaSuccess);
+      }
+      ASSERT_EQ(seconds.size(), 3u);
+      EXPECT_EQ(FastestProposal(seconds), 1);
+    }
+  Choices().Forget();
 }
 
 // y[m n] = x[m k] w[k n] and what follows it, through the descriptor.

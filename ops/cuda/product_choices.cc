@@ -1,0 +1,332 @@
+// Timing the library's proposals, and the file of what was found.
+#include "ops/cuda/product_choices.h"
+
+#include <cuda_runtime_api.h>
+#include <glog/logging.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/random.h"
+#include "core/system/cache_folder.h"
+#include "ops/cuda/driver_turn.h"
+#include "ops/cuda/library_use.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+constexpr double kWorthwhile = 0.98;    // of the first proposal's time: less is noise
+constexpr double kRoundSeconds = 1e-3;  // of one proposal, about
+constexpr int kRounds = 4, kMostRuns = 20;
+constexpr int64_t kMostProposal = 1 << 10;  // none is meant by a larger number
+constexpr int64_t kPattern = 1 << 20;       // bytes of random numbers that operands repeat
+
+std::string BytesOf(const GemmDescriptor& product) {
+  return std::string(reinterpret_cast<const char*>(&product), sizeof product);
+}
+
+// "NVIDIA H100 80GB HBM3, 132 multiprocessors"; asking takes a millisecond.
+const std::string& CardOf(int device) {
+  static std::mutex mutex;  // ranks on several threads launch their first products
+  static auto* cards = new std::map<int, std::string>;
+  std::lock_guard lock(mutex);
+  std::string& card = (*cards)[device];
+  if (!card.empty()) return card;
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+    cudaGetLastError();
+    static const auto* const unknown = new std::string("a card");
+    return *unknown;
+  }
+  return card = Cat(properties.name, ", ", properties.multiProcessorCount, " multiprocessors");
+}
+
+const char* NameOf(Epilogue epilogue) {
+  switch (epilogue) {
+    case Epilogue::kBias:
+      return " bias";
+    case Epilogue::kGeluBias:
+      return " gelu_bias";
+    case Epilogue::kGeluGrad:
+      return " gelu_grad";
+    case Epilogue::kGeluGradBias:
+      return " gelu_grad_bias";
+    case Epilogue::kBiasGradA:
+      return " bias_grad";
+    case Epilogue::kNone:
+      break;
+  }
+  return "";
+}
+
+bool HasVector(const GemmDescriptor& product) {
+  return product.epilogue != Epilogue::kNone && product.epilogue != Epilogue::kGeluGrad;
+}
+
+// Where the operands lie in the scratch.
+struct Layout {
+  int64_t a, b, d, aux, bias, end;
+};
+Layout LayoutOf(const GemmDescriptor& g) {
+  const auto in = static_cast<int64_t>(SizeOf(static_cast<DType>(g.in))),
+             out = static_cast<int64_t>(SizeOf(static_cast<DType>(g.out)));
+  int64_t end = 0;
+  const auto place = [&](int64_t elements, int64_t size) {
+    const int64_t at = end;
+    end += (elements * size + 255) / 256 * 256;
+    return at;
+  };
+  const auto matrix = [&](int64_t rows, int64_t columns, int64_t ld, int64_t stride) {
+    return ld * (columns - 1) + rows + (g.batch - 1) * stride;
+  };
+  Layout at = {};
+  at.a =
+      place(g.transposed_a ? matrix(g.k, g.m, g.lda, g.stride_a) : matrix(g.m, g.k, g.lda, g.stride_a), in);
+  at.b =
+      place(g.transposed_b ? matrix(g.n, g.k, g.ldb, g.stride_b) : matrix(g.k, g.n, g.ldb, g.stride_b), in);
+  at.d = place(matrix(g.m, g.n, g.ldd, g.stride_d), out);
+  at.aux = place(g.ld_aux > 0 ? matrix(g.m, g.n, g.ld_aux, 0) : 0, out);
+  at.bias = place(HasVector(g) ? g.m : 0, out);
+  at.end = end;
+  return at;
+}
+
+// Numbers of 0.25 to 0.5 in size: products of zeros take less power, and so less time, than real ones. Read
+// in another type they are no infinities either.
+std::vector<uint32_t> Pattern(DType type) {
+  const uint32_t random = type == DType::kFloat32    ? 0x807FFFFFu
+                          : type == DType::kBFloat16 ? 0x807F807Fu
+                                                     : 0x83FF83FFu;
+  const uint32_t exponent = type == DType::kFloat32    ? 0x3E800000u
+                            : type == DType::kBFloat16 ? 0x3E803E80u
+                                                       : 0x34003400u;
+  std::vector<uint32_t> words(kPattern / sizeof(uint32_t));
+  for (size_t i = 0; i < words.size(); ++i) words[i] = (RandomBits(11, 0, i) & random) | exponent;
+  return words;
+}
+
+cudaError_t Fill(char* to, int64_t bytes, DType type, cudaStream_t stream) {
+  const std::vector<uint32_t> pattern = Pattern(type);
+  int64_t done = std::min(bytes, kPattern);
+  cudaError_t error =
+      cudaMemcpyAsync(to, pattern.data(), static_cast<size_t>(done), cudaMemcpyHostToDevice, stream);
+  for (; error == cudaSuccess && done < bytes; done *= 2)
+    error = cudaMemcpyAsync(to + done, to, static_cast<size_t>(std::min(done, bytes - done)),
+                            cudaMemcpyDeviceToDevice, stream);
+  return error == cudaSuccess ? cudaStreamSynchronize(stream) : error;  // the pattern goes
+}
+
+// Times launches between two events of a stream.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    good_ = cudaEventCreate(&from_) == cudaSuccess && cudaEventCreate(&to_) == cudaSuccess;
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  ~Stopwatch() {
+    for (cudaEvent_t event : {from_, to_})
+      if (event != nullptr) cudaEventDestroy(event);
+    cudaGetLastError();  // whatever failed shows in what the caller does next
+  }
+  // Of each of `runs` calls; below 0 where one fails.
+  template <typename Launch>
+  double SecondsOf(int runs, Launch&& launch) {
+    if (!good_ || cudaEventRecord(from_, stream_) != cudaSuccess) return -1;
+    for (int i = 0; i < runs; ++i)
+      if (!launch().ok()) return -1;
+    float milliseconds = 0;
+    if (cudaEventRecord(to_, stream_) != cudaSuccess || cudaEventSynchronize(to_) != cudaSuccess ||
+        cudaEventElapsedTime(&milliseconds, from_, to_) != cudaSuccess)
+      return -1;
+    return static_cast<double>(milliseconds) * 1e-3 / runs;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t from_ = nullptr, to_ = nullptr;
+  bool good_ = false;
+};
+
+std::string LineOf(const LibraryChoice& choice) {
+  const std::string text = Cat(choice.proposal, " ", choice.work);
+  std::ostringstream line;
+  line << std::hex << HashName(text) << " " << text;
+  return line.str();
+}
+
+}  // namespace
+
+std::string WorkOf(const GemmDescriptor& g, int device) {
+  static const auto* const version = new std::string(DescribeGemmLibrary().version);
+  return Cat("product ", g.m, "x", g.n, "x", g.k, g.transposed_a ? " t" : " n", g.transposed_b ? "t" : "n",
+             " ld ", g.lda, ",", g.ldb, ",", g.ldd, ",", g.ld_aux, " batch ", g.batch, ":", g.stride_a, ",",
+             g.stride_b, ",", g.stride_d, " ", Name(static_cast<DType>(g.in)), ">",
+             Name(static_cast<DType>(g.out)), g.tf32 ? " tf32" : "", NameOf(g.epilogue),
+             g.adds_c ? " adds" : "", " align ", g.alignment, " room ", g.workspace_bytes, " on ",
+             CardOf(device), ", ", *version);
+}
+
+void ProductChoices::Want(const GemmDescriptor& product) {
+  std::lock_guard lock(mutex_);
+  wanted_.try_emplace(BytesOf(product), product);
+}
+
+std::vector<LibraryChoice> ProductChoices::Open(int device) const {
+  if (DescribeGemmLibrary().proposals < 2) return {};
+  const std::map<std::string, int64_t> kept = ReadChoices(FileOfChoices());
+  std::map<std::string, int64_t> open;
+  std::lock_guard lock(mutex_);
+  for (const auto& [bytes, product] : wanted_) {
+    const std::string work = WorkOf(product, device);
+    if (decided_.count(work) != 0) continue;
+    const auto found = kept.find(work);
+    open[work] = found == kept.end() ? -1 : found->second;
+  }
+  std::vector<LibraryChoice> choices;
+  for (const auto& [work, proposal] : open) choices.push_back({work, proposal});
+  return choices;
+}
+
+const GemmDescriptor* ProductChoices::Find(const std::string& work, int device) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [bytes, product] : wanted_)
+    if (WorkOf(product, device) == work) return &product;
+  return nullptr;
+}
+
+void ProductChoices::Decide(const std::vector<LibraryChoice>& choices, bool keep) {
+  {
+    std::lock_guard lock(mutex_);
+    for (const LibraryChoice& choice : choices) decided_.try_emplace(choice.work, choice.proposal);
+  }
+  const std::string path = FileOfChoices();
+  if (!keep || path.empty() || AddChoices(path, choices)) return;
+  LOG_FIRST_N(WARNING, 1) << "choices between the library's products cannot be kept in " << path
+                          << ": each run times them again";
+}
+
+int64_t ProductChoices::Decided(const std::string& work) const {
+  std::lock_guard lock(mutex_);
+  const auto found = decided_.find(work);
+  return found == decided_.end() ? 0 : found->second;
+}
+
+int64_t ProductChoices::OtherProposals() const {
+  std::lock_guard lock(mutex_);
+  return std::count_if(decided_.begin(), decided_.end(), [](const auto& entry) { return entry.second > 0; });
+}
+
+void ProductChoices::Forget() {
+  std::lock_guard lock(mutex_);
+  wanted_.clear();
+  decided_.clear();
+}
+
+ProductChoices& Choices() {
+  static auto* const choices = new ProductChoices;
+  return *choices;
+}
+
+int64_t ProposalFor(const GemmDescriptor& product, int device) {
+  return product.choice != kDecided ? product.choice : Choices().Decided(WorkOf(product, device));
+}
+
+std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch, void* scratch,
+                                  int64_t bytes) {
+  const Layout at = LayoutOf(product);
+  char* const base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + 255) / 256 * 256);
+  if (base + at.end > static_cast<char*>(scratch) + bytes) return {};
+  const DriverCall call;
+  if (Fill(base, at.end, static_cast<DType>(product.in), launch.stream) != cudaSuccess) return {};
+  GemmOperands operands;
+  operands.a = base + at.a;
+  operands.b = base + at.b;
+  operands.c = product.adds_c ? base + at.d : nullptr;
+  operands.d = base + at.d;
+  operands.bias = HasVector(product) ? base + at.bias : nullptr;
+  operands.aux = product.ld_aux > 0 ? base + at.aux : nullptr;
+  operands.workspace = launch.workspace;
+  Stopwatch watch(launch.stream);
+  std::vector<std::unique_ptr<Gemm>> proposals;
+  std::vector<double> seconds;
+  int runs = 1;
+  for (int64_t i = 0; i < DescribeGemmLibrary().proposals; ++i) {
+    GemmDescriptor numbered = product;
+    numbered.choice = i;
+    std::unique_ptr<Gemm> proposal = MakeGemm(numbered);
+    const auto once = [&] { return proposal->Launch(operands, launch); };
+    if (!proposal->Check().ok() || watch.SecondsOf(1, once) < 0) break;  // loads its code
+    const double warm = watch.SecondsOf(1, once);
+    if (i == 0) runs = std::clamp(static_cast<int>(kRoundSeconds / std::max(warm, 1e-9)), 1, kMostRuns);
+    proposals.push_back(std::move(proposal));
+    seconds.push_back(warm);
+  }
+  // In turn, so that a clock that rises or falls is the same for all; of each its best round.
+  for (int round = 0; round < kRounds && proposals.size() > 1; ++round) {
+    for (size_t i = 0; i < proposals.size(); ++i) {
+      const double each = watch.SecondsOf(runs, [&] { return proposals[i]->Launch(operands, launch); });
+      if (each < 0) return {};
+      seconds[i] = round == 0 ? each : std::min(seconds[i], each);
+    }
+  }
+  if (proposals.size() > 1) Count(LibraryUse::kTimedProduct);
+  return seconds;
+}
+
+int64_t FastestProposal(const std::vector<double>& seconds) {
+  const auto least = std::min_element(seconds.begin(), seconds.end());
+  return *least < kWorthwhile * seconds[0] ? least - seconds.begin() : 0;
+}
+
+std::string FileOfChoices() {
+  const std::string folder = CacheFolder();
+  return folder.empty() ? "" : folder + "/library_products";
+}
+
+std::map<std::string, int64_t> ReadChoices(const std::string& path) {
+  std::map<std::string, int64_t> choices;
+  if (path.empty()) return choices;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string sum;
+    LibraryChoice choice;
+    if (!(words >> sum >> choice.proposal) || !std::getline(words >> std::ws, choice.work)) continue;
+    if (choice.proposal < 0 || choice.proposal > kMostProposal || LineOf(choice) != line) continue;
+    choices[choice.work] = choice.proposal;
+  }
+  return choices;
+}
+
+// Under another name first, and renamed: whoever reads meanwhile has the old file or the new one. If two
+// processes add at one time, what one adds may be lost; later runs time it again.
+bool AddChoices(const std::string& path, const std::vector<LibraryChoice>& choices) {
+  std::map<std::string, int64_t> all = ReadChoices(path);
+  const std::map<std::string, int64_t> before = all;
+  for (const LibraryChoice& choice : choices) all.try_emplace(choice.work, choice.proposal);
+  if (all == before) return true;
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  static std::atomic<int> number{0};
+  const std::string temporary = Cat(path, ".", getpid(), ".", number++);
+  bool written = false;
+  {
+    std::ofstream file(temporary);
+    for (const auto& [work, proposal] : all) file << LineOf({work, proposal}) << "\n";
+    written = file.flush().good();
+  }
+  if (written) {
+    std::filesystem::rename(temporary, path, error);
+    if (!error) return true;
+  }
+  std::filesystem::remove(temporary, error);
+  return false;
+}
+
+}  // namespace oneflow_like::cuda

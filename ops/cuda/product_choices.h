@@ -1,0 +1,61 @@
+// Which of the library's proposals each product takes. The library orders its algorithms by a model of the
+// card that errs by some percent, so its first few proposals are timed once for each product of a plan, when
+// the plan is loaded (actor/library_choices.h: one process times, all take its choice), and the choice is
+// kept on disk. All proposals are deterministic, but differ in the order of their sums: a product keeps its
+// choice as long as the process lives.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/device/backend.h"
+#include "ops/cuda/gemm.h"
+
+namespace oneflow_like::cuda {
+
+// The name of a product on a device of the process, for LibraryChoice::work.
+std::string WorkOf(const GemmDescriptor& product, int device);
+
+// Of the process. Thread-safe.
+class ProductChoices {
+ public:
+  // Notes a product that leaves the choice to what is decided.
+  void Want(const GemmDescriptor& product);
+  // Those wanted for which nothing is decided on cards like this one; empty if timing makes no difference.
+  std::vector<LibraryChoice> Open(int device) const;
+  const GemmDescriptor* Find(const std::string& work, int device) const;  // of Open; stays valid
+  void Decide(const std::vector<LibraryChoice>& choices, bool keep);
+  int64_t Decided(const std::string& work) const;  // 0 where nothing is
+  int64_t OtherProposals() const;                  // decided on that are not the first
+  // For tests: as in a new process. Products that exist keep what they have.
+  void Forget();
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, GemmDescriptor> wanted_;  // by its bytes
+  std::map<std::string, int64_t> decided_;        // by work
+};
+ProductChoices& Choices();
+
+// The number that descriptor.choice stands for.
+int64_t ProposalFor(const GemmDescriptor& product, int device);
+
+// Seconds of the library's first proposals, on operands in `scratch`, by launches on the context's stream,
+// which is waited for. Empty if the operands do not fit or the library refuses the product.
+std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch, void* scratch,
+                                  int64_t bytes);
+// The fastest; the first unless that takes 2 % longer. REQUIRES: there are some.
+int64_t FastestProposal(const std::vector<double>& seconds);
+
+// The file of choices: one to a line, with a checksum, so that lines that are damaged, or of another format,
+// are passed over. An empty path: none.
+std::map<std::string, int64_t> ReadChoices(const std::string& path);
+// Adds what is not there yet: of programs that time at one time the first one's choice stands for later runs.
+// Returns false, and changes nothing, if the file cannot be written.
+bool AddChoices(const std::string& path, const std::vector<LibraryChoice>& choices);
+std::string FileOfChoices();  // in the user's folder of caches
+
+}  // namespace oneflow_like::cuda

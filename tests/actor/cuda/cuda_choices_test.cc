@@ -1,0 +1,187 @@
+// The choice between the library's proposals for products: timed when a session is loaded, kept on disk, read
+// there by later runs. The emulated library's proposals take what a test states.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actor/cuda/backend.h"
+#include "core/device/backend.h"
+#include "ops/cuda/product_choices.h"
+#include "tests/actor/cuda/device_runs.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/oneflow_like/session_fixture.h"
+
+namespace oneflow_like {
+namespace {
+
+namespace fs = std::filesystem;
+
+SmallGpt Small(const std::string& mesh) {
+  SmallGpt given;
+  given.mesh = mesh;
+  given.width = 32;
+  given.heads = 2;
+  return given;
+}
+
+// What a session's loading does.
+struct Loaded {
+  int64_t timed = 0;          // products
+  int64_t others = 0;         // that take another proposal than the first
+  int64_t bytes = 0;          // of all devices
+  std::vector<float> losses;  // of three steps
+};
+
+class CudaChoices : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* before = std::getenv("XDG_CACHE_HOME");
+    if (before != nullptr) before_ = before;
+    folder_ = fs::path(testing::TempDir()) / Cat("cuda_choices.", getpid());
+    fs::create_directories(folder_);
+    setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
+  }
+  void TearDown() override {
+    if (before_)
+      setenv("XDG_CACHE_HOME", before_->c_str(), 1);
+    else
+      unsetenv("XDG_CACHE_HOME");
+    fs::remove_all(folder_);
+    cuda::Choices().Forget();
+  }
+  fs::path File() const { return folder_ / "oneflow_like" / "library_products"; }
+
+  // As in a new process.
+  Loaded Load(const std::vector<double>& seconds, const std::string& mesh = "cuda:dp=1",
+              const std::vector<int>& devices = {0}, bool tune = true) {
+    cuda::Choices().Forget();
+    cuda_emulator::Reset();
+    cuda_emulator::SetProposalTimes(seconds);
+    const std::unique_ptr<Backend> backend = cuda::MakeBackend();
+    SetBackend("cuda", backend.get());
+    const int64_t before = backend->Counts().timed_products;
+    Loaded loaded;
+    {
+      SmallGpt given = Small(mesh);
+      given.model_options = OnDevices(devices);
+      given.model_options.tune = tune;
+      GptProgram program(given);
+      Session session = program.MakeTrain();
+      for (int step = 0; step < 3; ++step)
+        loaded.losses.push_back(session.Run(program.MakeFeeds(step)).Scalar("loss"));
+      const BackendCounts counts = backend->Counts();
+      loaded.timed = counts.timed_products - before;
+      loaded.others = counts.other_proposals;
+      loaded.bytes = cuda_emulator::GetCounts().bytes;
+    }
+    SetBackend("cuda", nullptr);
+    return loaded;
+  }
+
+  std::vector<std::string> Lines() const {
+    std::vector<std::string> lines;
+    std::ifstream file(File());
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+  }
+
+ private:
+  fs::path folder_;
+  std::optional<std::string> before_;
+};
+
+TEST_F(CudaChoices, TheFastestIsTakenAndLaterRunsReadIt) {
+  const Loaded first = Load({3, 1, 2});
+  EXPECT_GT(first.timed, 5);
+  EXPECT_EQ(first.others, first.timed);
+  const std::map<std::string, int64_t> kept = cuda::ReadChoices(File());
+  EXPECT_EQ(static_cast<int64_t>(kept.size()), first.timed);
+  for (const auto& [work, proposal] : kept) EXPECT_EQ(proposal, 1) << work;
+  const Loaded second = Load({1, 3, 2});  // who timed would choose another
+  EXPECT_EQ(second.timed, 0);
+  EXPECT_EQ(second.others, first.timed);
+  EXPECT_EQ(second.losses, first.losses);
+}
+
+TEST_F(CudaChoices, ALittleFasterIsNotFaster) {
+  EXPECT_EQ(Load({300, 299, 298}).others, 0);
+  EXPECT_FALSE(Lines().empty());
+  fs::remove(File());
+  const Loaded better = Load({300, 299, 290});
+  EXPECT_GT(better.others, 0);
+  EXPECT_EQ(better.others, better.timed);
+}
+
+// Lines are by themselves: what is damaged is timed again, and the others are not.
+TEST_F(CudaChoices, DamagedLinesAreTimedAgain) {
+  const Loaded first = Load({3, 1, 2});
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(static_cast<int64_t>(lines.size()), first.timed);
+  {
+    std::ofstream file(File());
+    file << "no line of this file\n\n";
+    for (size_t i = 0; i < lines.size(); ++i) {
+      std::string line = lines[i];
+      if (i == 0) line[line.find(' ') + 1] = '2';
+      if (i + 1 == lines.size()) line.resize(line.size() - 3);
+      file << line << (i + 1 == lines.size() ? "" : "\n");
+    }
+  }
+  const Loaded again = Load({3, 1, 2});
+  EXPECT_EQ(again.timed, 2);
+  EXPECT_EQ(again.others, first.others);
+  EXPECT_EQ(Lines(), lines);
+}
+
+TEST_F(CudaChoices, WithoutAFolderEachRunTimes) {
+  std::ofstream(File().parent_path()) << "a file where the folder would be";
+  for (int run = 0; run < 2; ++run) {
+    const Loaded loaded = Load({3, 1, 2});
+    EXPECT_GT(loaded.timed, 0);
+    EXPECT_EQ(loaded.others, loaded.timed);
+  }
+}
+
+TEST_F(CudaChoices, SwitchedOffTheFirstProposalsStand) {
+  const Loaded off = Load({3, 1, 2}, "cuda:dp=1", {0}, false);
+  EXPECT_EQ(off.timed, 0);
+  EXPECT_EQ(off.others, 0);
+  EXPECT_FALSE(fs::exists(File()));
+  const Loaded on = Load({3, 1, 2});
+  EXPECT_GT(on.timed, 0);
+  EXPECT_EQ(Load({3, 1, 2}, "cuda:dp=1", {0}, false).others, 0) << "what is kept is not read either";
+}
+
+// Operands lie in the arena while they are timed, the library's work space is the stream's.
+TEST_F(CudaChoices, TimingTakesNoMemory) {
+  const Loaded off = Load({3, 1, 2}, "cuda:dp=2", {0}, false), on = Load({3, 1, 2}, "cuda:dp=2", {0});
+  EXPECT_GT(on.timed, 0);
+  EXPECT_EQ(on.bytes, off.bytes);
+  EXPECT_EQ(on.losses, off.losses) << "of the emulated library all proposals are the same";
+}
+
+TEST_F(CudaChoices, RanksOnCardsOfOneKindShareWhatOneTimes) {
+  const Loaded one = Load({3, 1, 2}, "cuda:dp=2", {0});
+  fs::remove(File());
+  const Loaded two = Load({3, 1, 2}, "cuda:dp=2", {0, 1});
+  EXPECT_GT(two.timed, 0);
+  EXPECT_EQ(two.timed, one.timed);
+}
+
+// Two sessions of a process: a product keeps what it was decided to be.
+TEST_F(CudaChoices, AChoiceStaysInAProcess) {
+  const std::string work = "product of a test";
+  cuda::Choices().Decide({{work, 2}}, false);
+  cuda::Choices().Decide({{work, 1}}, true);
+  EXPECT_EQ(cuda::Choices().Decided(work), 2);
+}
+
+}  // namespace
+}  // namespace oneflow_like
