@@ -32,13 +32,6 @@
 namespace oneflow_like {
 namespace {
 
-double Median(std::vector<double> values) {
-  CHECK(!values.empty());
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
 // Of waits, of which one that is disturbed is many times as long; and those that are not are of two kinds or
 // more, as a core that has been idle for a while sleeps more deeply.
 double MeanOfLowerThreeQuarters(std::vector<double> values) {
