@@ -58,6 +58,7 @@ constexpr ProbeShape kDeviceShapes[] = {
      .experts = 16,
      .room = 1.25},
     {.batch = 8, .context = 1024, .width = 2048, .heads = 16, .llama = false, .vocabulary = 50304},
+    {.batch = 16, .context = 1024, .width = 768, .heads = 12, .llama = false, .vocabulary = 256},
     {.batch = 2,
      .context = 4096,
      .width = 2048,
@@ -97,7 +98,7 @@ constexpr ProbeShape kSmallShapes[] = {
      .room = 1.25}};
 
 // In a batch of some milliseconds, so that all is measured in less than a minute.
-constexpr TimingOptions kQuick = {.batch_seconds = 0.002, .batches = 3, .least_runs = 4, .most_sets = 8};
+constexpr TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
 constexpr TimingOptions kOnce = {.batch_seconds = 0, .batches = 1, .least_runs = 1, .most_sets = 1};
 // So many of the first models are also compiled with a quarter of the batch, so that what a call takes is
 // known beside what an element does.
@@ -133,6 +134,11 @@ std::string NameOfKernel(plan::Kernel kernel) {
     (kernel.*clear)();
   for (plan::Attr& attr : *kernel.mutable_attr())
     if (attr.name() == "key") attr.Clear();  // of random draws
+  for (auto* operands : {kernel.mutable_in(), kernel.mutable_out()})
+    for (plan::Operand& operand : *operands)
+      for (auto clear :
+           {&plan::Operand::clear_buffer, &plan::Operand::clear_period, &plan::Operand::clear_skip})
+        (operand.*clear)();
   return kernel.SerializeAsString();
 }
 
