@@ -25,7 +25,8 @@ void TakeMeasured(const MeasuredCollective& measured, BoxingLoad* load) {
 }
 
 // The measurement of this name whose type is the same, if there is one, and whose number of threads is
-// nearest; of two that are equally near, the one with fewer threads. nullptr: the name was not measured.
+// nearest; of two that are equally near, the one with fewer threads. nullptr: the name was not measured. On a
+// device (0 threads) a type of another width does not count: its products are many times as fast or slow.
 const MeasuredKernel* FindMeasured(const Machine& machine, const std::string& name, DType type, int threads,
                                    bool crowded) {
   const auto distance = [&](const MeasuredKernel& k) {
@@ -34,7 +35,8 @@ const MeasuredKernel* FindMeasured(const Machine& machine, const std::string& na
   };
   const MeasuredKernel* best = nullptr;
   for (const MeasuredKernel& k : machine.kernels)
-    if (k.name == name && k.crowded == crowded && (best == nullptr || distance(k) < distance(*best)))
+    if (k.name == name && k.crowded == crowded && (threads > 0 || SizeOf(k.dtype) == SizeOf(type)) &&
+        (best == nullptr || distance(k) < distance(*best)))
       best = &k;
   return best;
 }

@@ -25,25 +25,27 @@ DType RateType(const plan::Kernel& kernel);
 // Estimated seconds of one act.
 double SecondsOf(const Machine& machine, const plan::Kernel& kernel);
 
-// The work of one act on a host: which measurement its time comes from, and the amounts that it multiplies.
+// The work of one act where kernels were measured: which measurement its time comes from, and the amounts
+// that it multiplies.
 struct HostWork {
   std::string name;                     // MeasuredKernel::name
   std::vector<std::string> steps = {};  // of a kernel that does these in one pass over memory
   DType dtype = DType::kFloat32;
   Work work = {};
 };
-// The work of a kernel, divided as its entry in `kernels` says (KernelCost). `near_bytes`:
-// Machine::NearBytes.
+// The work of a kernel, divided as the entry of the CPU's kernel in `kernels` says (KernelCost), also for a
+// device. `near_bytes`: Machine::NearBytes.
 HostWork HostWorkOf(const plan::Kernel& kernel, const KernelRegistry& kernels, double near_bytes);
 // The work of one member of a collective: the bytes that it reads and writes itself in an act, on average
 // over the acts of a step. An element has `element_bytes`.
 HostWork HostWorkOf(const plan::Collective& collective, size_t element_bytes);
 
-// Seconds of an act on a thread of a host: while its other cores are idle, and while they work.
+// Seconds of an act on a thread of a host: while its other cores are idle, and while they work. On a device
+// both are the same.
 struct ThreadSeconds {
   double alone = 0, crowded = 0;
 };
-// As measured, of work that may use so many threads; nullopt: nothing of the kind was.
+// As measured, of work that may use so many threads (0: of a device); nullopt: nothing of the kind was.
 std::optional<ThreadSeconds> MeasuredSeconds(const Machine& machine, const HostWork& of, int threads);
 // The seconds of a kernel: measured, or estimated where no measurement has its name.
 ThreadSeconds SecondsOnThreads(const Machine& machine, const plan::Kernel& kernel,

@@ -25,14 +25,15 @@ struct MeasuredCollective {
   double SecondsOf(double bytes) const;
 };
 
-// What kernels of one name take on a host, of one type, on so many threads.
+// What kernels of one name take, of one type: on a host on so many threads, or on a device that works by
+// itself.
 struct MeasuredKernel {
   // The operator, or the name that its entry gives (KernelCost::measured_as); a kernel of several steps takes
   // the time of these in one pass over memory. kCollectiveWork: what a thread moves for its group in a
   // collective.
   std::string name;
   DType dtype = DType::kFloat32;  // the narrowest floating one among the operands
-  int threads = 1;                // that the kernel may use
+  int threads = 1;                // that the kernel may use; 0: it is a device's
   bool crowded = false;           // while all other cores have work, too
   Work each;                      // seconds of each unit of its amounts
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <string>
 
@@ -242,6 +243,13 @@ void CheckAddressesFor(size_t bytes, const std::string& what) {
 }
 
 std::string OutOfMemoryText() { return Cat("this process has no memory left: ", FreeText(TightestLimit())); }
+
+Status WaitFor(DeviceStream* stream) {
+  auto done = std::make_shared<std::promise<Status>>();
+  std::future<Status> status = done->get_future();
+  stream->NotifyWhenDone([done](Status s) { done->set_value(std::move(s)); });
+  return status.get();
+}
 
 std::unique_ptr<Device> MakeHostDevice(int index, MemorySource* source) {
   return std::make_unique<HostDevice>(index, source);

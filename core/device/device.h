@@ -72,6 +72,10 @@ class DeviceStream {
                          std::span<const Piece> to) = 0;
 };
 
+// Waits until everything enqueued on the stream has finished; returns the first failure. Not for threads of a
+// device.
+Status WaitFor(DeviceStream* stream);
+
 class Device {
  public:
   virtual ~Device() = default;

@@ -297,9 +297,9 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
       folder_ = std::make_unique<RunFolder>(launcher_flags().out, config, VersionText(ThisBuild()));
   };
   if (!launcher_flags().calibrate.empty()) {
-    CheckCalibration(mesh.empty() ? "cpu:dp=1" : mesh);
+    const std::string kind = CheckCalibration(mesh.empty() ? "cpu:dp=1" : mesh);
     CheckFiles({}, {});
-    if (identity.launcher.empty()) exit(CalibrateByTwo(identity, argv));
+    if (identity.launcher.empty() && kind == "cpu") exit(CalibrateByTwo(identity, argv));
   }
   // The parent of copies has the folder: restarts do not leave it to others, nor write other flags into it.
   if (identity.alone()) take_folder();
@@ -539,9 +539,12 @@ int Launcher::Main(const std::function<int()>& body) const {
 int Launcher::CalibrateHere() const {
   *begun_ = true;
   ProgressLine progress(*this);
+  const std::string& mesh = launcher_flags().mesh;
   CalibrateTo(launcher_flags().calibrate,
               {.models = launcher_flags().calibrate_models,
                .job = job_,
+               .kind = mesh.empty() ? "cpu" : Mesh::Parse(mesh).kinds()[0],
+               .devices = DeviceNumbers(launcher_flags().devices),
                .progress = [&](const std::string& what) { progress.Update(what); }});
   progress.End();
   Print("%s describes this machine: --topology=%s\n", launcher_flags().calibrate.c_str(),

@@ -182,14 +182,15 @@ class TopologyFile {
     machine_.collectives.push_back(std::move(measured));
   }
 
-  // kernel NAME TYPE threads N [crowded] call S flop S byte S [left S right S ...]
+  // kernel NAME TYPE [threads N [crowded]] call S flop S byte S [left S right S ...]
   void ReadKernel() {
     MeasuredKernel kernel;
     std::string type, word;
     if (!(words_ >> kernel.name >> type))
       Refuse(
-          "kernel needs an operator and a type; write kernel NAME TYPE threads N call S flop S byte S, and "
-          "crowded behind N where all cores were busy");
+          "kernel needs an operator and a type; write kernel NAME TYPE call S flop S byte S, of a host's "
+          "cores "
+          "threads N behind the type, and crowded behind N where all cores were busy");
     const std::string who = Cat("kernel ", kernel.name);
     if (!ParseDType(type, &kernel.dtype) || !IsFloating(kernel.dtype))
       Refuse(who, " is of type '", type, "', which is none of f32, bf16, f16");
@@ -209,14 +210,14 @@ class TopologyFile {
         kernel.each.*amount->value = Number(Cat(word, " of ", who), 0, 1e6);
       }
     }
-    if (kernel.threads == 0) Refuse(who, " lacks threads");
+    if (kernel.threads == 0 && kernel.crowded) Refuse(who, " lacks threads, as cores are crowded");
     for (const NamedAmount& amount : kAmounts)
       if (amount.of_all && given.count(amount.name) == 0) Refuse(who, " lacks ", amount.name);
     for (const MeasuredKernel& other : machine_.kernels)
       if (other.name == kernel.name && other.dtype == kernel.dtype && other.threads == kernel.threads &&
           other.crowded == kernel.crowded)
-        Refuse(who, " ", type, " of ", kernel.threads, " threads", kernel.crowded ? ", crowded," : "",
-               " is given a second time");
+        Refuse(who, " ", type, kernel.threads > 0 ? Cat(" of ", kernel.threads, " threads") : "",
+               kernel.crowded ? ", crowded," : "", " is given a second time");
     machine_.kernels.push_back(std::move(kernel));
   }
 
@@ -240,9 +241,14 @@ class TopologyFile {
       if (known_.count(key) == 0) Fail("topology file '", path_, "' does not say ", key);
     if (machine_.topology.links.empty())
       Fail("topology file '", path_, "' has no level, which says what joins its devices");
-    if (!machine_.kernels.empty() && machine_.threads == 0)
-      Fail("topology file '", path_, "' has kernels of a host's cores (kernel ", machine_.kernels[0].name,
-           "), and does not say threads, how many cores there are");
+    for (const MeasuredKernel& kernel : machine_.kernels) {
+      if (kernel.threads > 0 && machine_.threads == 0)
+        Fail("topology file '", path_, "' has kernels of a host's cores (kernel ", kernel.name,
+             "), and does not say threads, how many cores there are");
+      if (kernel.threads == 0 && machine_.threads > 0)
+        Fail("topology file '", path_, "' describes a host of ", machine_.threads, " cores, and kernel ",
+             kernel.name, " lacks threads, of how many its time is");
+    }
   }
 
   static constexpr double kSmallest = 1e-12, kLargest = 1e30;
@@ -294,8 +300,9 @@ std::string TopologyText(const Machine& machine) {
     text << "\n";
   }
   for (const MeasuredKernel& k : machine.kernels) {
-    text << "kernel " << k.name << " " << Name(k.dtype) << " threads " << k.threads
-         << (k.crowded ? " crowded" : "");
+    text << "kernel " << k.name << " " << Name(k.dtype);
+    if (k.threads > 0) text << " threads " << k.threads;
+    if (k.crowded) text << " crowded";
     for (const NamedAmount& amount : kAmounts)
       if (k.each.*amount.value != 0 || amount.of_all)
         text << " " << amount.name << " " << number(k.each.*amount.value);

@@ -17,27 +17,22 @@
 
 #include "actor/net/talk/job.h"
 #include "actor/profile.h"
+#include "core/device/backend.h"
 #include "core/random.h"
 #include "core/system/cores.h"
 #include "core/system/file_check.h"
 #include "core/system/spinning.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
-#include "oneflow_like/nn.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 #include "oneflow_like/simulate/busy_others.h"
+#include "oneflow_like/simulate/calibrate_devices.h"
 #include "oneflow_like/simulate/kernel_fit.h"
+#include "oneflow_like/simulate/probe_model.h"
 
 namespace oneflow_like {
 namespace {
-
-double Median(std::vector<double> values) {
-  CHECK(!values.empty());
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
 
 // Of waits, of which one that is disturbed is many times as long; and those that are not are of two kinds or
 // more, as a core that has been idle for a while sleeps more deeply.
@@ -53,21 +48,15 @@ double MeanOfLowerThreeQuarters(std::vector<double> values) {
 // Of the largest cache that no other core uses; 0 where the system does not tell.
 double CacheBytes() { return static_cast<double>(std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE))); }
 
-// A model that is trained to be watched. Shapes differ in what bounds their kernels: few or many rows, narrow
-// or wide products, short or long sequences; gradients that are summed over micro-batches, or not; tensors
-// that a core's own cache holds beside others, and larger ones.
-struct Shape {
-  int64_t batch, context, width, heads;  // batch: of each rank and micro-batch
-  bool llama;                            // RMS norms, SwiGLU and rotary positions in place of a GPT's
-  int micro_batches = 1;
-};
-constexpr Shape kShapes[] = {{4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2}, {2, 32, 512, 8, false, 2},
-                             {16, 32, 96, 3, false},  {3, 256, 384, 6, false},   {4, 128, 128, 4, true},
-                             {10, 96, 320, 5, true},  {3, 64, 192, 4, true, 2},  {6, 64, 160, 5, true}};
+// Of the models that are trained to be watched: tensors that a core's own cache holds beside others, and
+// larger ones.
+constexpr ProbeShape kShapes[] = {
+    {4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2}, {2, 32, 512, 8, false, 2},
+    {16, 32, 96, 3, false},  {3, 256, 384, 6, false},   {4, 128, 128, 4, true},
+    {10, 96, 320, 5, true},  {3, 64, 192, 4, true, 2},  {6, 64, 160, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
-constexpr int64_t kLayers = 2, kVocabulary = 512;
 // Of a model in a round: steps that find the caches more or less as another model left them, and more, which
 // are noted. Of small models the first step takes up to a tenth longer than the third, and the second up to a
 // twentieth.
@@ -93,7 +82,7 @@ ProbeSetting CrowdedSetting(int model, int ranks) {
 class Probe {
  public:
   // With a job its processes share the workers.
-  Probe(const Shape& shape, const ProbeSetting& setting, DType dtype, bool crowded,
+  Probe(const ProbeShape& shape, const ProbeSetting& setting, DType dtype, bool crowded,
         const std::shared_ptr<Job>& job = nullptr)
       : setting_(setting), crowded_(crowded) {
     ModelOptions options;
@@ -105,16 +94,12 @@ class Probe {
     const Annotation cut = setting.tensor ? Annotation{{"tp", B()}} : Annotation{{"dp", S(0)}};
     Tensor in = model_->Input("tokens", tokens, DType::kInt32, cut);
     Tensor targets = model_->Input("targets", tokens, DType::kInt32, cut);
-    TrainOptions train;
-    train.dtype = dtype;
-    train.clip_norm = 1;
-    train.micro_batches = shape.micro_batches;
-    train.check_finite = false;
-    train.parallel = {
-        .batch = setting.tensor ? "" : "dp", .tensor = setting.tensor ? "tp" : "", .context = ""};
-    session_.emplace(Train(Loss(in, targets, shape), AdamW{.lr = 1e-3}, train));
+    session_.emplace(
+        Train(ProbeLoss(&*model_, in, targets, shape), AdamW{.lr = 1e-3},
+              ProbeTraining(shape, dtype, setting.tensor ? "" : "dp", setting.tensor ? "tp" : "")));
     std::vector<int32_t> ids(static_cast<size_t>(tokens.elements()));
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(RandomBits(1, 0, i) % kVocabulary);
+    for (size_t i = 0; i < ids.size(); ++i)
+      ids[i] = static_cast<int32_t>(RandomBits(1, 0, i) % static_cast<uint64_t>(shape.vocabulary));
     HostTensor batch = HostTensor::Make(DType::kInt32, tokens);
     std::copy(ids.begin(), ids.end(), reinterpret_cast<int32_t*>(batch.data.get()));
     feeds_ = {{"tokens", batch}, {"targets", batch}};
@@ -182,23 +167,6 @@ class Probe {
     KernelSample sample;
     std::map<size_t, double> seconds;  // of an act, by noted step
   };
-
-  Tensor Loss(Tensor tokens, Tensor targets, const Shape& shape) {
-    const Scope scope = model_->scope();
-    nn::TransformerOptions block;
-    block.attention.heads = shape.heads;
-    block.rms_norm = block.swiglu = shape.llama;
-    if (shape.llama) block.attention.rope = RopeOptions{};
-    block.dropout = block.attention.dropout = shape.llama ? 0 : 0.1;
-    Tensor table = nn::EmbeddingTable(scope / "table", kVocabulary, shape.width);
-    Tensor x = embedding(table, tokens);
-    if (!shape.llama)
-      x = dropout(x + scope.Weight("positions", {shape.context, shape.width}, Normal(0.02)), 0.1);
-    x = nn::layers(scope, x, kLayers,
-                   [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
-    x = shape.llama ? nn::RmsNorm(scope / "norm", x) : nn::LayerNorm(scope / "norm", x);
-    return mean(cross_entropy(einsum("bsw,vw->bsv", x, table), targets));
-  }
 
   // What each kernel of the plan computes and touches, by the label that profiles give it.
   void KnowKernels(DType dtype) {
@@ -368,7 +336,7 @@ void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<Kernel
   Neighbours neighbours;
   for (int threads : teams) {
     std::vector<std::unique_ptr<Probe>> probes;
-    for (const Shape& shape : std::span(kShapes).first(options.models))
+    for (const ProbeShape& shape : std::span(kShapes).first(options.models))
       for (DType dtype : {DType::kFloat32, DType::kBFloat16})
         probes.push_back(std::make_unique<Probe>(shape, ProbeSetting{1, threads}, dtype, false));
     for (size_t i = 0; i < probes.size(); ++i) {
@@ -414,11 +382,12 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
 }  // namespace
 
 Machine Calibrate(const CalibrateOptions& options) {
+  CheckRange("CalibrateOptions::models", options.models, 1, kMostModels);
+  if (options.kind != "cpu") return CalibrateDevices(options);
   CheckRange("CalibrateOptions::rounds", options.rounds, 3, 10'000);
   const int here = UsableCores();
   CheckRange("CalibrateOptions::cores", options.cores, 0, here);
   const int cores = options.cores > 0 ? options.cores : here;
-  CheckRange("CalibrateOptions::models", options.models, 1, kMostModels);
   Machine machine;
   const bool first = !options.job || options.job->process() == 0;
   if (first) {
@@ -444,12 +413,18 @@ Machine Calibrate(const CalibrateOptions& options) {
   return machine;
 }
 
-void CheckCalibration(const std::string& mesh) {
-  for (const std::string& kind : Mesh::Parse(mesh).kinds()) {
-    if (kind == "cpu") continue;
-    Fail("--calibrate measures processors, and --mesh=", mesh, " is of kind ", kind,
-         "; examples/topologies describes some GPUs");
+std::string CheckCalibration(const std::string& mesh) {
+  const std::vector<std::string> kinds = Mesh::Parse(mesh).kinds();
+  if (kinds.size() > 1)
+    Fail("--calibrate measures devices of one kind, and --mesh=", mesh, " has ", kinds[0], " and ", kinds[1]);
+  if (kinds[0] != "cpu") {
+    try {
+      OpenBackend(kinds[0]);
+    } catch (const Error& error) {
+      Fail("--calibrate measures the devices of --mesh=", mesh, ": ", error.what());
+    }
   }
+  return kinds[0];
 }
 
 void CalibrateTo(const std::string& file, const CalibrateOptions& options) {

@@ -1,5 +1,7 @@
 #include "oneflow_like/simulate/kernel_fit.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -90,6 +92,13 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
 }
 
 }  // namespace
+
+double Median(std::vector<double> values) {
+  CHECK(!values.empty());
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
 
 double Rounded(double value) {
   char digits[32];

@@ -30,6 +30,8 @@ std::vector<double> FitNonNegative(const std::vector<std::vector<double>>& rows,
 // which others leave no time has no entry.
 std::vector<MeasuredKernel> FitKernels(const std::vector<KernelSample>& samples);
 
+// REQUIRES: there are some.
+double Median(std::vector<double> values);
 // To four digits.
 double Rounded(double value);
 

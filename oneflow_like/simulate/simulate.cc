@@ -232,7 +232,7 @@ Played PlaySteps(const Compiled& compiled, const Machine& machine, const ActingR
   for (RankPlan& made : PlansOf(compiled, acting.ranks, 0, PlanDetail::kOutline)) {
     devices.push_back(paper.MakeDevice(made.plan.rank()));
     on_paper.push_back(paper.OnPaper(made.plan, [&](const plan::Actor&, const plan::Kernel& k) {
-      if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
+      if (threads.each == 0) return ThreadTime(SecondsOnThreads(machine, k, kernels, 0).alone);
       const ThreadSeconds seconds = SecondsOnThreads(machine, k, kernels, threads.of_a_kernel);
       const double longer = threads.processes > 1 ? machine.process_work : 1;
       return ThreadTime(longer * seconds.alone, longer * seconds.crowded);

@@ -67,7 +67,10 @@ void WorkOfScores(const KernelSpec& spec, int first, bool tiles, Work* work) {
   const double all = static_cast<double>(queries) * static_cast<double>(keys);
   if (all == 0) return;
   work->flops *= pairs / all;
-  work->score = static_cast<double>(q.extent[0]) * static_cast<double>(q.extent[2]) * pairs;
+  const int last = q.extent.rank() - 1;
+  double heads = 1;  // with those that share a head of keys
+  for (int axis = 2; axis < last; ++axis) heads *= static_cast<double>(q.extent[axis]);
+  work->score = static_cast<double>(q.extent[0]) * heads * pairs;
   if (spec.attrs.Float("dropout", 0) > 0) work->dropped = work->score;
 }
 

@@ -1186,7 +1186,7 @@ TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {
 
 TEST_F(CliTest, SimulatesMachinesThatAreNotThere) {
   const std::string topologies = OFL_SOURCE_DIR "/examples/topologies/";
-  for (const char* name : {"v100", "v100_pcie", "a100", "h100", "h200"}) {
+  for (const char* name : {"v100", "v100_pcie", "a100", "h100", "h100_cluster", "h200"}) {
     const std::string trace = folder_ + "/trace.json";
     const std::vector<std::string> flags = {"--simulate",
                                             "--mesh=cuda:dp=4,tp=4,pp=2",
@@ -1228,7 +1228,8 @@ TEST_F(CliTest, RefusesToCalibrateWhatItCannotMeasure) {
   ExpectError(Gpt({"--calibrate=/nowhere/here.txt"}), {"--calibrate=/nowhere/here.txt", "cannot be written"});
   ExpectError(Gpt({"--calibrate=" + folder_}), {"--calibrate=" + folder_, "cannot be written"});
   ExpectError(Gpt({"--calibrate=" + file, "--mesh=tpu:dp=2"}), {"\"tpu\" does not exist", "cpu or cuda"});
-  ExpectError(Gpt({"--calibrate=" + file, "--mesh=cuda:dp=1"}), {"--calibrate measures processors", "cuda"});
+  ExpectError(Gpt({"--calibrate=" + file, "--mesh=cpu+cuda:pp=2"}),
+              {"--calibrate measures devices of one kind", "cpu and cuda"});
   ExpectError(Gpt({"--calibrate=" + file, "--calibrate_models=0"}),
               {"--calibrate_models is 0", "at least 1"});
   for (const std::string flag : {"--simulate", "--dry_run"})

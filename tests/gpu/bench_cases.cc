@@ -1,12 +1,14 @@
 // Attention and grouped products by what they are asked for, in bf16 (bench_gpu --what=attention, grouped):
 // each case's kernels alone, and how long both passes take beside the plain case of the same size.
+#include "tests/gpu/bench_cases.h"
+
 #include <cstdio>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ops/op.h"
-#include "tests/gpu/measure.h"
 
 namespace oneflow_like::gpu {
 namespace {
@@ -20,7 +22,7 @@ struct Operand {
 
 // Microseconds of an operator on whole operands.
 double Microseconds(MeasuredDevice* on, const std::string& name, const Attrs& attrs,
-                    const std::vector<Operand>& in, const IntegerInputs& integers) {
+                    const std::vector<Operand>& in, const std::map<int, std::vector<int32_t>>& integers) {
   const OpDef& def = BuiltinCatalog().Get(name);
   OpCall call{name, name, {}, {}, &attrs};
   KernelSpec spec;
@@ -39,7 +41,10 @@ double Microseconds(MeasuredDevice* on, const std::string& name, const Attrs& at
     spec.out.push_back(whole(inferred.dtypes[o], inferred.rule.out[o].shape));
   const auto& scratch = def.cuda_scratch ? def.cuda_scratch : def.scratch;
   const int64_t bytes = scratch ? static_cast<int64_t>(scratch(spec)) : 0;
-  return TimeKernel(on, spec, bytes, integers).seconds * 1e6;
+  TimingOptions options;
+  options.batches = 3;
+  options.integers = integers;
+  return TimeKernel(on, spec, bytes, options).seconds * 1e6;
 }
 
 struct Size {
@@ -78,7 +83,7 @@ std::pair<double, double> TimeAttention(MeasuredDevice* on, const Size& s, const
   }
   if (!names.empty()) attrs.Set("masks", names);
   const auto time = [&](const std::string& name, const Attrs& how, std::vector<Operand> in) {
-    IntegerInputs integers;
+    std::map<int, std::vector<int32_t>> integers;
     for (size_t m = 0; m < masks.size(); ++m) {
       if (!contents[m].empty()) integers[static_cast<int>(in.size())] = contents[m];
       in.push_back(masks[m]);
@@ -149,7 +154,7 @@ void PrintGroupedProducts(MeasuredDevice* on, bool small) {
         for (int64_t e = 0; e < experts; ++e)
           counts[e] = static_cast<int32_t>(e == 0 ? rows / 2 : rows / 2 / (experts - 1));
       const Operand x{{rows, k}}, w{{experts, k, m}}, y{{rows, m}}, c{{experts}, DType::kInt32};
-      const IntegerInputs runs = {{2, counts}};
+      const std::map<int, std::vector<int32_t>> runs = {{2, counts}};
       const double forward =
                        Microseconds(on, "grouped_matmul", {{"transposed", int64_t{0}}}, {x, w, c}, runs),
                    back = Microseconds(on, "grouped_matmul", {{"transposed", int64_t{1}}}, {y, w, c}, runs),

@@ -6,6 +6,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <deque>
 #include <map>
@@ -18,8 +19,9 @@
 #include "core/random.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/session/session_impl.h"
+#include "oneflow_like/simulate/device_timing.h"
 #include "tests/gpu/backend.h"
-#include "tests/gpu/measure.h"
+#include "tests/gpu/bench_cases.h"
 
 DEFINE_string(what, "ceilings",
               "ceilings, steps (tokens/s of training), kernels (each of a step on its own), gemms (the "
@@ -37,6 +39,10 @@ namespace oneflow_like::gpu {
 
 using namespace examples;
 namespace {
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 constexpr int kWarmUp = 5;
 constexpr int64_t kVocabulary = 50304;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstring>
-#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,14 +13,6 @@
 #include "ops/op.h"
 
 namespace oneflow_like::gpu {
-
-// Until everything enqueued on the stream has finished; the first failure.
-inline Status WaitFor(DeviceStream* stream) {
-  auto done = std::make_shared<std::promise<Status>>();
-  std::future<Status> status = done->get_future();
-  stream->NotifyWhenDone([done](Status s) { done->set_value(std::move(s)); });
-  return status.get();
-}
 
 class DeviceKernels {
  public:

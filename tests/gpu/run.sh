@@ -24,7 +24,7 @@ CORRECTNESS="$TOGETHER out_of_memory"  # which wants the whole card
 SANITIZERS="racecheck memcheck"
 MODELS="llama_160m resnet_50 llama_1b moe_64 vit_base bert_base dlrm unet"  # as in peers/steps_cuda.py
 FIRST="steps_124M torch_124M model_llama_160m model_resnet_50 model_llama_1b model_moe_64"
-REST="ceilings attention grouped kernels_124M model_vit_base model_bert_base model_dlrm model_unet steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
+REST="ceilings calibrate attention grouped kernels_124M model_vit_base model_bert_base model_dlrm model_unet steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
 SPEED="$FIRST $REST"
 CHECKS="$CORRECTNESS $FIRST $SANITIZERS $REST"
 apart=no seed=$(date +%s) signature_seconds=60
@@ -232,9 +232,52 @@ programs() {
   echo "figure: ten programs, CPU and GPU differ by at most $worst"
 }
 
+# The program and its flags of a model, by its name in peers/steps_cuda.py, and of GPT-2 124M with bytes as its words.
+flags_of() {
+  if [ "$1" = gpt_124M ]; then
+    echo gpt --layers=12 --width=768 --heads=12 --context=1024 --batch=32 --dropout=0
+  else
+    "$python" peers/steps_cuda.py "$1" --flags 2>/dev/null || sed -n "s/^    \"$1\": \"\(.*\)\",/\1/p" peers/steps_cuda.py
+  fi
+}
+
+# The median of all steps of a program's log but the first five, in milliseconds.
+median_step() {
+  sed -n 's/.*"step_ms": *\([0-9.e+-]*\).*/\1/p' "$1" | tail -n +6 | sort -g | awk '{ a[NR] = $1 } END { if (NR) print a[int((NR + 1) / 2)] }'
+}
+
+# Describes the card by --calibrate, and compares what --simulate predicts by that file with measured steps.
+calibrate() {
+  card=$logs/card.txt
+  began_here=$(date +%s)
+  # --v=1: each kernel that was timed is in the log.
+  ours bin/gpt "--calibrate=$card" --mesh=cuda:dp=1 "--devices=$device" --v=1 || return
+  took=$(($(date +%s) - began_here))
+  cat "$card"
+  wrong=0 text="calibrated in $took s"
+  for name in gpt_124M llama_160m moe_64; do
+    flags=$(flags_of "$name")
+    program=${flags%% *}
+    # shellcheck disable=SC2086
+    set -- ${flags#* } --mesh=cuda:dp=1 --dtype=bf16 --eval_batches=0 --sample_tokens=0
+    ours "bin/$program" "$@" --simulate "--topology=$card" > "$log.simulated" 2>&1 || { cat "$log.simulated" && return 1; }
+    cat "$log.simulated"
+    predicted=$(awk '/^simulated: a step takes/ { print $5 * ($6 ~ /^ms/ ? 1 : $6 ~ /^us/ ? 0.001 : 1000) }' "$log.simulated")
+    ours "bin/$program" "$@" "--devices=$device" --steps=15 "--log_json=$logs/calibrate_$name.json" || return
+    measured=$(median_step "$logs/calibrate_$name.json")
+    [ -n "$predicted" ] && [ -n "$measured" ] || { echo "error: $name has no predicted or no measured time" && return 1; }
+    off=$(awk "BEGIN { printf \"%+.1f\", 100 * ($predicted / $measured - 1) }")
+    text="$text; $name predicted $predicted ms, measured $measured ($off %)"
+    awk "BEGIN { exit !($off <= 10 && $off >= -10) }" || wrong=1
+  done
+  echo "figure: $text"
+  [ $wrong -eq 0 ] || echo "error: a step is more than 10 % off its prediction"
+  return $wrong
+}
+
 # A program's step in bf16 beside the same model's in PyTorch, compiled.
 model_step() {  # name, as in peers/steps_cuda.py
-  flags=$("$python" peers/steps_cuda.py "$1" --flags 2>/dev/null || sed -n "s/^    \"$1\": \"\(.*\)\",/\1/p" peers/steps_cuda.py)
+  flags=$(flags_of "$1")
   program=${flags%% *}
   # shellcheck disable=SC2086
   set -- "$1" ${flags#* } --mesh=cuda:dp=1 "--devices=$device" --dtype=bf16 --steps=25 --eval_batches=0
@@ -242,8 +285,7 @@ model_step() {  # name, as in peers/steps_cuda.py
   shift
   case $program in llama | moe) set -- "$@" --sample_tokens=0 ;; esac
   ours "bin/$program" "$@" "--log_json=$logs/model_$name.json" || return
-  own=$(sed -n 's/.*"step_ms": *\([0-9.e+-]*\).*/\1/p' "$logs/model_$name.json" | tail -n +6 | sort -g |
-    awk '{ a[NR] = $1 } END { if (NR) print a[int((NR + 1) / 2)] }')
+  own=$(median_step "$logs/model_$name.json")
   [ -n "$own" ] || { echo "error: $program wrote no times of steps" && return 1; }
   text="$own ms a step"
   if sees_gpu; then
@@ -298,6 +340,7 @@ run_check() {
     model_*) model_step "${1#model_}" ;;
     memcheck | racecheck) sanitizer "$1" ;;
     ceilings) bench --what=ceilings ;;
+    calibrate) calibrate ;;
     steps_124M) bench --what=steps --model=124M --batch=32 ;;
     steps_1.3B) bench --what=steps --model=1.3B ;;
     torch_124M) torch_steps 124M 32 ;;

@@ -72,8 +72,9 @@ Machine DrawMachine(std::mt19937* random) {
   for (const char* name : {"einsum", "adamw", kCollectiveWork})
     for (DType type : {DType::kFloat32, DType::kBFloat16})
       for (bool crowded : {false, true})
-        if (m.threads > 0 && below(2) == 1)
-          m.kernels.push_back({name, type, 1 + below(64), crowded, DrawAmounts(random)});
+        if ((m.threads > 0 || !crowded) && below(2) == 1)
+          m.kernels.push_back({name, type, m.threads > 0 ? 1 + below(64) : 0, crowded, DrawAmounts(random)});
+  if (below(2) == 1) m.host = {.latency = Draw(random) * 1e-4, .bandwidth = Draw(random), .known = true};
   return m;
 }
 
@@ -108,6 +109,7 @@ TEST(CalibratedTopology, IsReadBackToTheLastBit) {
     for (size_t c = 0; c < m.collectives.size(); ++c)
       EXPECT_EQ(read.collectives[c].points, m.collectives[c].points);
     EXPECT_TRUE(read.kernels == m.kernels);
+    EXPECT_EQ(read.host.known, m.host.known);
     EXPECT_EQ(TopologyText(read), TopologyText(m));
   }
 }
@@ -125,7 +127,10 @@ TEST(CalibratedTopology, SaysWhichLineIsWrong) {
       {"kernel einsum f33 threads 1 call 1 flop 1 byte 1",
        "is of type 'f33', which is none of f32, bf16, f16"},
       {"kernel einsum i32 threads 1 call 1 flop 1 byte 1", "is of type 'i32'"},
-      {"kernel einsum f32 call 1 flop 1 byte 1", ":6: kernel einsum lacks threads"},
+      {"kernel einsum f32 call 1 flop 1 byte 1",
+       "describes a host of 2 cores, and kernel einsum lacks threads"},
+      {"kernel einsum f32 crowded call 1 flop 1 byte 1",
+       ":6: kernel einsum lacks threads, as cores are crowded"},
       {"kernel einsum f32 threads 1 call 1 flop 1", ":6: kernel einsum lacks byte"},
       {"kernel einsum f32 threads 1 flop 1 byte 1", ":6: kernel einsum lacks call"},
       {"kernel einsum f32 threads 0 call 1 flop 1 byte 1",
@@ -155,6 +160,14 @@ TEST(CalibratedTopology, SaysWhichLineIsWrong) {
   EXPECT_NE(ErrorOf([&] {
               ReadTopology(FileWith(apart));
             }).find("has kernels of a host's cores (kernel einsum), and does not say threads"),
+            std::string::npos);
+  // A device works by itself.
+  std::string device = Cat(kHost, "kernel einsum f32 call 1 flop 1 byte 1\n");
+  device.erase(device.find("threads 2\n"), 10);
+  EXPECT_EQ(ReadTopology(FileWith(device)).kernels.at(0).threads, 0);
+  EXPECT_NE(ErrorOf([&] {
+              ReadTopology(FileWith(Cat(device, "kernel einsum f32 call 2 flop 1 byte 1\n")));
+            }).find("kernel einsum f32 is given a second time"),
             std::string::npos);
   // Crowded or not, of each type and number of threads there may be one.
   std::string all = kHost;
@@ -710,8 +723,9 @@ TEST(Calibrate, RefusesNumbersOutOfRange) {
   EXPECT_NE(error({.models = kMostModels + 1}).find("CalibrateOptions::models"), std::string::npos);
   EXPECT_NE(error({.cores = 1 << 20}).find("CalibrateOptions::cores"), std::string::npos);
   EXPECT_NE(ErrorOf([] { CheckCalibration("tpu:dp=1"); }).find("\"tpu\" does not exist"), std::string::npos);
-  EXPECT_NE(ErrorOf([] { CheckCalibration("cuda:dp=1"); }).find("is of kind cuda"), std::string::npos);
-  CheckCalibration("cpu:dp=2");
+  EXPECT_NE(ErrorOf([] { CheckCalibration("cpu+cuda:pp=2"); }).find("measures devices of one kind"),
+            std::string::npos);
+  EXPECT_EQ(CheckCalibration("cpu:dp=2"), "cpu");
 }
 
 }  // namespace

@@ -241,7 +241,7 @@ struct ExpertsOfNode {
 // messages take none.
 double HiddenOf(const ExpertsOfNode& given) {
   constexpr int kMicroBatches = 2;
-  const std::string topology = OFL_SOURCE_DIR "/examples/topologies/h100.txt";
+  const std::string topology = OFL_SOURCE_DIR "/examples/topologies/h100_cluster.txt";
   Model model(Mesh::Parse("cpu:dp=8"), {.topology = topology});
   Tensor x = model.Input("x", {8 * kMicroBatches, 4096, 2048}, DType::kFloat32, {{"dp", S(0)}});
   nn::ExpertsOptions experts;

@@ -61,8 +61,8 @@ Row Sc21(const char* name, int64_t layers, int64_t width, int64_t heads, int tp,
 // Of Megatron-Core's weak scaling.
 Row Mcore(const char* name, int64_t layers, int64_t width, int64_t heads, int tp, int pp, int v,
           int64_t batch, double teraflops) {
-  const Row row = {name,  "h100", layers,           width, heads, 4096, 131072, tp, pp, 48, v,
-                   batch, 1,      Recompute::kNone, true,  1,     0};
+  const Row row = {name, "h100_cluster",   layers, width, heads, 4096, 131072, tp, pp, 48, v, batch,
+                   1,    Recompute::kNone, true,   1,     0};
   return teraflops > 0 ? At(teraflops, row) : row;
 }
 // The row with gradients summed over dp in bf16.
@@ -98,7 +98,7 @@ Row Dlperf(const char* name, int64_t layers, int64_t width, int64_t heads, int d
 Row Titan(const char* name, int64_t layers, int64_t width, int64_t heads, int dp, int tp, int64_t local_batch,
           Recompute recompute, double tokens_per_second) {
   return {name,
-          "h100",
+          "h100_cluster",
           layers,
           width,
           heads,

@@ -352,7 +352,7 @@ TEST(Topology, TheProjectsOwnAreRead) {
     }
     ++files;
   }
-  EXPECT_EQ(files, 5);
+  EXPECT_EQ(files, 6);
 }
 
 // Given back where it was measured, between two measurements where it was not, at their rate beyond.

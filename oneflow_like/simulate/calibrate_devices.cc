@@ -1,0 +1,354 @@
+#include "oneflow_like/simulate/calibrate_devices.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <sstream>
+#include <utility>
+
+#include "core/device/backend.h"
+#include "core/plan/plan_values.h"
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/session/session_impl.h"
+#include "oneflow_like/simulate/device_timing.h"
+#include "oneflow_like/simulate/probe_model.h"
+
+namespace oneflow_like {
+namespace {
+
+// Models of sizes that people train, two layers of each: widths from 384 to 2048, sequences from 256 to 4096
+// tokens, heads of 64 and 128 channels, grouped heads, vocabularies from bytes to words, experts. The first
+// ones say most.
+constexpr ProbeShape kDeviceShapes[] = {
+    {.batch = 32,
+     .context = 1024,
+     .width = 768,
+     .heads = 12,
+     .llama = false,
+     .vocabulary = 256,
+     .dropout = 0},
+    {.batch = 16,
+     .context = 1024,
+     .width = 768,
+     .heads = 12,
+     .llama = true,
+     .vocabulary = 32000,
+     .kv_heads = 4,
+     .inner = 3328},
+    {.batch = 8,
+     .context = 1024,
+     .width = 768,
+     .heads = 12,
+     .llama = false,
+     .vocabulary = 256,
+     .dropout = 0,
+     .inner = 1536,
+     .experts = 64},
+    {.batch = 8,
+     .context = 1024,
+     .width = 1024,
+     .heads = 8,
+     .llama = true,
+     .vocabulary = 256,
+     .inner = 2048,
+     .experts = 16,
+     .room = 1.25},
+    {.batch = 8, .context = 1024, .width = 2048, .heads = 16, .llama = false, .vocabulary = 50304},
+    {.batch = 16, .context = 1024, .width = 768, .heads = 12, .llama = false, .vocabulary = 256},
+    {.batch = 2,
+     .context = 4096,
+     .width = 2048,
+     .heads = 32,
+     .llama = true,
+     .vocabulary = 32000,
+     .kv_heads = 8,
+     .inner = 8192},
+    {.batch = 32,
+     .context = 256,
+     .width = 384,
+     .heads = 6,
+     .llama = false,
+     .micro_batches = 2,
+     .vocabulary = 256}};
+// The same kinds of kernels, of which an emulator computes one in milliseconds.
+constexpr ProbeShape kSmallShapes[] = {
+    {.batch = 2, .context = 16, .width = 32, .heads = 2, .llama = false, .vocabulary = 64},
+    {.batch = 2, .context = 16, .width = 32, .heads = 4, .llama = true, .vocabulary = 64, .kv_heads = 2},
+    {.batch = 2,
+     .context = 16,
+     .width = 32,
+     .heads = 2,
+     .llama = false,
+     .vocabulary = 64,
+     .dropout = 0,
+     .inner = 64,
+     .experts = 4},
+    {.batch = 2,
+     .context = 16,
+     .width = 32,
+     .heads = 2,
+     .llama = true,
+     .vocabulary = 64,
+     .inner = 64,
+     .experts = 4,
+     .room = 1.25}};
+
+// In a batch of some milliseconds, so that all is measured in less than a minute.
+constexpr TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
+constexpr TimingOptions kOnce = {.batch_seconds = 0, .batches = 1, .least_runs = 1, .most_sets = 1};
+// So many of the first models are also compiled with a quarter of the batch, so that what a call takes is
+// known beside what an element does.
+constexpr size_t kAlsoSmaller = 3;
+
+// Of collectives: bytes of the whole tensor.
+std::vector<int64_t> SizesOfCollectives(bool small) {
+  std::vector<int64_t> sizes;
+  for (int64_t bytes = 4096; bytes <= (small ? int64_t{1} << 16 : int64_t{1} << 28); bytes *= 4)
+    sizes.push_back(bytes);
+  return sizes;
+}
+
+// Whether random integers are good enough: operators that look things up by index, or move rows by counts,
+// would read beyond their operands.
+bool CanBeTimed(const KernelSpec& spec) {
+  static const std::set<std::string> kKnown = {"embedding",
+                                               "embedding_grad",
+                                               "cross_entropy",
+                                               "cross_entropy_grad",
+                                               "grouped_matmul",
+                                               "grouped_matmul_grad_weight",
+                                               "rope"};
+  return kKnown.count(spec.name) > 0 || std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& arg) {
+           return arg.dtype != DType::kInt32 && arg.dtype != DType::kInt64;
+         });
+}
+
+// Kernels that differ in nothing that their time depends on have one name.
+std::string NameOfKernel(plan::Kernel kernel) {
+  for (auto clear : {&plan::Kernel::clear_node, &plan::Kernel::clear_file, &plan::Kernel::clear_line,
+                     &plan::Kernel::clear_function, &plan::Kernel::clear_scratch_offset})
+    (kernel.*clear)();
+  for (plan::Attr& attr : *kernel.mutable_attr())
+    if (attr.name() == "key") attr.Clear();  // of random draws
+  for (auto* operands : {kernel.mutable_in(), kernel.mutable_out()})
+    for (plan::Operand& operand : *operands)
+      for (auto clear :
+           {&plan::Operand::clear_buffer, &plan::Operand::clear_period, &plan::Operand::clear_skip})
+        (operand.*clear)();
+  return kernel.SerializeAsString();
+}
+
+// "attention bf16 call 1 flop 1e+09 byte 2e+06: 0.00015 s".
+std::string TextOf(const KernelSample& sample) {
+  std::ostringstream text;
+  text << sample.name << " " << Name(sample.dtype);
+  for (const NamedAmount& amount : kAmounts)
+    if (sample.work.*amount.value != 0) text << " " << amount.name << " " << sample.work.*amount.value;
+  for (const std::string& step : sample.steps) text << " step " << step;
+  text << ": " << sample.seconds << " s";
+  return text.str();
+}
+
+struct TimedKernel {
+  plan::Kernel kernel;
+  KernelSample sample;
+  EstimatedSample estimated;
+};
+
+// The kernels of a training step that are not in `known` yet.
+std::vector<TimedKernel> NewKernels(const std::string& kind, const ProbeShape& shape, DType dtype,
+                                    std::set<std::string>* known) {
+  Model model(Mesh(kind, {{"dp", 1}}));
+  const Dims tokens = {shape.batch * shape.micro_batches, shape.context};
+  Tensor in = model.Input("tokens", tokens, DType::kInt32);
+  Tensor targets = model.Input("targets", tokens, DType::kInt32);
+  Session session(
+      Train(ProbeLoss(&model, in, targets, shape), AdamW{.lr = 1e-3}, ProbeTraining(shape, dtype, "dp", "")));
+  std::vector<TimedKernel> kernels;
+  const RankPlan made = PlanOf(session.impl()->compiled, 0);
+  for (const plan::Actor& actor : made.plan.actor()) {
+    if (!actor.feed().empty() || !actor.fetch().empty() || actor.has_collective()) continue;
+    for (const plan::Kernel& kernel : actor.kernel()) {
+      const Work::Kind work = KindOfWork(kernel.category());
+      if (work == Work::Kind::kHostCopy || kernel.in_size() + kernel.out_size() == 0) continue;
+      if (!CanBeTimed(ToSpec(kernel)) || !known->insert(NameOfKernel(kernel)).second) continue;
+      kernels.push_back({kernel, {HostWorkOf(kernel, model.impl()->registry, 0)}});
+      kernels.back().sample.threads = 0;
+      kernels.back().estimated = {WorkOf(kernel), RateType(kernel)};
+    }
+  }
+  return kernels;
+}
+
+class DeviceCalibration {
+ public:
+  explicit DeviceCalibration(const CalibrateOptions& options)
+      : options_(options), backend_(OpenBackend(options.kind)), numbers_(options.devices) {
+    if (numbers_.empty())
+      for (int d = 0; d < backend_->device_count(); ++d) numbers_.push_back(d);
+    for (int d : numbers_)
+      if (d < 0 || d >= backend_->device_count())
+        Fail("device ", d, " of --devices does not exist, this host has ", backend_->device_count(), " ",
+             options.kind, " devices, numbered from 0");
+    card_ = std::make_unique<MeasuredDevice>(backend_, numbers_[0]);
+  }
+
+  Machine Measure() {
+    Machine machine;
+    Tell("copies and large products");
+    machine.name = CardName();
+    machine.memory_bytes = static_cast<double>(card_->FreeBytes());
+    const Ceilings ceilings = MeasureCeilings(card_.get(), options_.small, timing());
+    machine.topology.memory_bandwidth = Rounded(ceilings.copy);
+    machine.flops = ceilings.f32;
+    machine.narrow_flops = std::max(ceilings.bf16, ceilings.f16);
+    machine.overhead = Rounded(std::max(ceilings.launch, 0.0));
+    const HostCopies host = MeasureHostCopies(card_.get(), options_.small);
+    machine.host = {.latency = Rounded(host.latency), .bandwidth = Rounded(host.bandwidth), .known = true};
+    const std::vector<KernelSample> samples = MeasureKernels();
+    for (const EstimatedSample& s : estimated_) {
+      if (s.work.kind != Work::Kind::kProduct) continue;
+      double* peak = s.dtype == DType::kFloat32 ? &machine.flops : &machine.narrow_flops;
+      *peak = std::max(*peak, s.work.flops / s.seconds);
+    }
+    machine.flops = Rounded(machine.flops);
+    machine.narrow_flops = Rounded(machine.narrow_flops);
+    machine.kernels = FitKernels(samples);
+    machine.efficiency = FitEfficiency(machine, estimated_);
+    MeasureLinks(&machine);
+    return machine;
+  }
+
+ private:
+  TimingOptions timing() const { return options_.small ? kOnce : kQuick; }
+  void Tell(const std::string& what) const {
+    if (options_.progress) options_.progress(what);
+  }
+
+  // "NVIDIA-H100-80GB-HBM3": a name is one word.
+  std::string CardName() const {
+    std::string name = backend_->Describe(numbers_[0]);
+    name = name.substr(0, name.find(','));
+    for (char& c : name)
+      if (c == ' ' || c == '#') c = '-';
+    return name;
+  }
+
+  std::vector<KernelSample> MeasureKernels() {
+    const auto shapes = options_.small ? std::span<const ProbeShape>(kSmallShapes)
+                                       : std::span<const ProbeShape>(kDeviceShapes);
+    const size_t models = std::min(shapes.size(), static_cast<size_t>(options_.models));
+    std::vector<KernelSample> samples;
+    std::set<std::string> known;
+    std::string failed;
+    int failures = 0;
+    for (size_t m = 0; m < models; ++m)
+      for (const auto& [dtype, parts] : {std::pair{DType::kBFloat16, 1}, std::pair{DType::kBFloat16, 4},
+                                         std::pair{DType::kFloat32, 4}, std::pair{DType::kFloat32, 8}}) {
+        if (dtype == DType::kFloat32 && m > (parts == 8 ? 1 : 0)) continue;  // seldom trained, and slow
+        if (parts == 4 && m >= kAlsoSmaller) continue;
+        ProbeShape shape = shapes[m];
+        shape.batch = std::max<int64_t>(1, shape.batch / parts);
+        std::vector<TimedKernel> kernels = NewKernels(options_.kind, shape, dtype, &known);
+        Tell(Cat("model ", m + 1, " of ", models, " in ", Name(dtype), ": ", kernels.size(), " kernels"));
+        for (TimedKernel& one : kernels) {
+          try {
+            one.sample.seconds = Time(one.kernel);
+            samples.push_back(one.sample);
+            VLOG(1) << "timed " << TextOf(one.sample);
+            one.estimated.seconds = one.sample.seconds;
+            estimated_.push_back(one.estimated);
+          } catch (const Error& error) {
+            if (++failures == 1) failed = Cat(one.kernel.name(), ": ", error.what());
+          }
+        }
+      }
+    LOG_IF(WARNING, failures > 0) << "calibration: " << failures
+                                  << " kernels could not be timed, the first is " << failed;
+    return samples;
+  }
+
+  double Time(const plan::Kernel& kernel) {
+    const KernelSpec spec = ToSpec(kernel);
+    if (options_.time) return options_.time(spec);
+    return std::max(TimeKernel(card_.get(), spec, kernel.scratch_bytes(), timing()).seconds, 1e-9);
+  }
+
+  // One level that joins the cards; a single card is joined with none.
+  void MeasureLinks(Machine* machine) {
+    machine->shared = {false};
+    const int cards = static_cast<int>(numbers_.size());
+    Topology::Link link = {
+        .devices = cards, .latency = machine->overhead, .bandwidth = machine->topology.memory_bandwidth / 2};
+    if (cards > 1 && backend_->HasGroups()) {
+      std::vector<std::unique_ptr<MeasuredDevice>> devices;
+      for (int d = 0; d < cards; ++d)
+        devices.push_back(std::make_unique<MeasuredDevice>(backend_, numbers_[d], d));
+      const std::vector<int64_t> sizes = SizesOfCollectives(options_.small);
+      for (int members = 2; members <= cards;
+           members = members < cards ? std::min(2 * members, cards) : cards + 1) {
+        std::vector<MeasuredDevice*> group;
+        for (int m = 0; m < members; ++m) group.push_back(devices[m].get());
+        for (const auto& [call, primitive] : Calls()) {
+          if (primitive == Primitive::kSend && members > 2) continue;
+          Tell(Cat(oneflow_like::Name(primitive), " among ", members, " devices"));
+          MeasuredCollective measured = {primitive, members, members, {}};
+          for (const auto& [bytes, seconds] : TimeCollective(backend_, group, call, sizes))
+            measured.points.emplace_back(bytes, Rounded(seconds));
+          if (primitive == Primitive::kSend) TakeLink(measured, &link);
+          machine->collectives.push_back(std::move(measured));
+        }
+      }
+    }
+    machine->topology.links = {link};
+  }
+
+  static std::vector<std::pair<GroupCall, Primitive>> Calls() {
+    return {{GroupCall::kSend, Primitive::kSend},
+            {GroupCall::kAllReduce, Primitive::kAllReduce},
+            {GroupCall::kReduceScatter, Primitive::kReduceScatter},
+            {GroupCall::kAllGather, Primitive::kAllGather},
+            {GroupCall::kAllToAll, Primitive::kAllToAll}};
+  }
+
+  static void TakeLink(const MeasuredCollective& send, Topology::Link* link) {
+    const auto& [few, first] = send.points.front();
+    const auto& [many, last] = send.points.back();
+    link->latency = first;
+    if (last > first) link->bandwidth = Rounded((many - few) / (last - first));
+  }
+
+  const CalibrateOptions& options_;
+  Backend* const backend_;
+  std::vector<int> numbers_;
+  std::unique_ptr<MeasuredDevice> card_;
+  std::vector<EstimatedSample> estimated_;  // of the kernels that were timed
+};
+
+}  // namespace
+
+Efficiency FitEfficiency(const Machine& machine, const std::vector<EstimatedSample>& samples) {
+  constexpr double kHalfExtent = 128;  // as in all files of GPUs
+  Efficiency fit = {.half_extent = kHalfExtent};
+  for (const Work::Kind kind : {Work::Kind::kProduct, Work::Kind::kAttention}) {
+    double ideal = 0, left = 0;  // seconds of arithmetic at the peak; and measured, without what bytes take
+    for (const EstimatedSample& s : samples) {
+      if (s.work.kind != kind || SizeOf(s.dtype) == 4) continue;
+      const double extent = s.work.flops / 2 / std::max(1.0, s.work.largest);
+      ideal += s.work.flops * (1 + kHalfExtent / extent) / machine.FlopsOf(s.dtype);
+      left += s.seconds - s.work.bytes / machine.topology.memory_bandwidth - machine.overhead;
+    }
+    if (ideal > 0)
+      (kind == Work::Kind::kProduct ? fit.product : fit.attention) =
+          Rounded(std::clamp(ideal / std::max(left, 1e-12), 0.001, 1.0));
+  }
+  return fit;
+}
+
+Machine CalibrateDevices(const CalibrateOptions& options) { return DeviceCalibration(options).Measure(); }
+
+}  // namespace oneflow_like

@@ -1,0 +1,34 @@
+// The language models whose kernels calibration measures: on a processor they are trained, for a device they
+// are compiled, and each of their kernels is timed by itself.
+#pragma once
+
+#include <cstdint>
+
+#include "oneflow_like/model.h"
+#include "oneflow_like/session.h"
+
+namespace oneflow_like {
+
+// Shapes differ in what bounds their kernels: few or many rows, narrow or wide products, short or long
+// sequences; gradients that are summed over micro-batches, or not.
+struct ProbeShape {
+  int64_t batch, context, width, heads;  // batch: of each rank and micro-batch
+  bool llama;                            // RMS norms, SwiGLU and rotary positions in place of a GPT's
+  int micro_batches = 1;
+  int64_t vocabulary = 512;
+  int64_t kv_heads = 0;  // 0: as many as heads
+  double dropout = 0.1;  // of a GPT
+  int64_t inner = 0;     // of the feed-forward layers; 0: as many times the width as is usual
+  int64_t experts = 0;   // top-2, in place of the feed-forward layers; 0: none
+  double room = 0;       // ExpertsOptions::room; 0: capacity
+  double clip_norm = 1;
+};
+inline constexpr int64_t kProbeLayers = 2;
+
+// tokens and targets i32[batch context] -> the model's loss.
+Tensor ProbeLoss(Model* model, Tensor tokens, Tensor targets, const ProbeShape& shape);
+// How it is trained, on a mesh with this axis of the batch, or of tensor parallelism; either may be empty.
+TrainOptions ProbeTraining(const ProbeShape& shape, DType dtype, const std::string& batch,
+                           const std::string& tensor);
+
+}  // namespace oneflow_like

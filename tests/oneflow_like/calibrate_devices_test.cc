@@ -1,0 +1,210 @@
+// Calibration of GPUs, on the emulator: what its file holds, and that every figure comes from its kernel. Its
+// figures say nothing.
+#include "oneflow_like/simulate/calibrate_devices.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "core/plan.pb.h"
+#include "oneflow_like/calibrate.h"
+#include "oneflow_like/simulate.h"
+#include "oneflow_like/simulate/device_timing.h"
+#include "ops/cpu/manifest.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/error_of.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+extern "C" oneflow_like::Backend* OflBackend();
+
+namespace oneflow_like {
+namespace {
+
+class CalibrateDevices : public testing::Test {
+ protected:
+  void SetUp() override {
+    cuda_emulator::Reset({.devices = 2});
+    SetBackend("cuda", OflBackend());
+  }
+  void TearDown() override { SetBackend("cuda", nullptr); }
+
+  static CalibrateOptions Small(int models) {
+    CalibrateOptions options;
+    options.kind = "cuda";
+    options.models = models;
+    options.small = true;
+    return options;
+  }
+};
+
+TEST_F(CalibrateDevices, WritesAFileThatSimulates) {
+  int told = 0;
+  CalibrateOptions options = Small(4);
+  options.progress = [&](const std::string&) { ++told; };
+  const std::string file = testing::TempDir() + "card.txt";
+  CalibrateTo(file, options);
+  EXPECT_GT(told, 3);
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  for (const char* word : {"\ndevice ", "\nmemory_bytes ", "\nhost latency ", "\nlevel inside devices 2 "})
+    EXPECT_NE(text.str().find(word), std::string::npos) << word << "\n" << text.str();
+  const Machine machine = ReadTopology(file);
+  EXPECT_EQ(machine.threads, 0);
+  EXPECT_TRUE(machine.host.known);
+  EXPECT_GT(machine.host.bandwidth, 1e3);
+  EXPECT_GT(machine.memory_bytes, 1e9);
+  std::set<std::string> names;
+  for (const MeasuredKernel& k : machine.kernels) {
+    EXPECT_EQ(k.threads, 0) << k.name;
+    names.insert(Cat(k.name, " ", Name(k.dtype)));
+  }
+  for (const char* name :
+       {"product bf16", "product f32", "linear bf16", "linear_grad_gelu bf16", "linear_grad_weight bf16",
+        "attention bf16", "attention_grad bf16", "attention f32", "layer_norm bf16", "layer_norm_grad bf16",
+        "embedding bf16", "cross_entropy bf16", "adamw f32", "rms_norm bf16", "rope bf16",
+        "grouped_matmul bf16"})
+    EXPECT_EQ(names.count(name), 1u) << name << "\n" << text.str();
+  std::set<Primitive> collectives;
+  for (const MeasuredCollective& c : machine.collectives) {
+    EXPECT_EQ(c.members, 2);
+    collectives.insert(c.primitive);
+  }
+  EXPECT_EQ(collectives.size(), 5u);
+  SmallGpt given;
+  given.mesh = "cuda:dp=2";
+  std::set<std::string> texts;
+  for (int repetition = 0; repetition < 2; ++repetition) {
+    GptProgram program(given);
+    texts.insert(Simulate(program.MakeTrain(), ReadTopology(file)).Text(64, "tokens"));
+  }
+  EXPECT_EQ(texts.size(), 1u);
+}
+
+// A clock that knows what each kernel takes: a call, its bytes, and one operator that is slow.
+TEST_F(CalibrateDevices, TakesEachFigureFromItsKernel) {
+  const auto bytes_of = [](const KernelSpec& spec) {
+    double bytes = 0;
+    for (const auto* side : {&spec.in, &spec.out})
+      for (const TensorArg& arg : *side) bytes += static_cast<double>(arg.elements() * SizeOf(arg.dtype));
+    return bytes;
+  };
+  const auto machine_with = [&](const std::string& slow) {
+    CalibrateOptions options = Small(4);
+    options.time = [&](const KernelSpec& spec) {
+      return (spec.name == slow ? 50 : 1) * (2e-6 + 1e-9 * bytes_of(spec));
+    };
+    return Calibrate(options);
+  };
+  const Machine even = machine_with("");
+  const auto amounts = [](const Machine& machine, const std::string& name) {
+    Work sum;
+    for (const MeasuredKernel& k : machine.kernels)
+      if (k.name == name)
+        for (const NamedAmount& amount : kAmounts) sum.*amount.value += k.each.*amount.value;
+    return sum;
+  };
+  std::set<std::string> names;
+  for (const MeasuredKernel& k : even.kernels) names.insert(k.name);
+  EXPECT_GT(names.size(), 15u);
+  for (const std::string slow : {"layer_norm_grad", "linear_grad_weight", "grouped_matmul", "rms_norm"}) {
+    ASSERT_EQ(names.count(slow), 1u) << slow;
+    const Machine uneven = machine_with(slow);
+    for (const std::string& name : names) {
+      const double times = name == slow ? 50 : 1;
+      const Work before = amounts(even, name), after = amounts(uneven, name);
+      for (const NamedAmount& amount : kAmounts)
+        EXPECT_NEAR(after.*amount.value, times * (before.*amount.value),
+                    2e-3 * times * (before.*amount.value))
+            << slow << " is slow, and " << name << " has " << amount.name;
+    }
+  }
+}
+
+const KernelRegistry& Kernels() {
+  static const KernelRegistry kernels = [] {
+    KernelRegistry all;
+    AddCpuKernels(&all);
+    return all;
+  }();
+  return kernels;
+}
+
+// A step on one device takes as long as its kernels together.
+TEST_F(CalibrateDevices, SimulationsTakeTheTimesOfTheFile) {
+  SmallGpt given;
+  given.mesh = "cuda:dp=1";
+  GptProgram program(given);
+  Session train = program.MakeTrain();
+  Machine machine;
+  machine.topology.links = {{.devices = 0, .latency = 0, .bandwidth = 1e12}};
+  machine.topology.memory_bandwidth = 1e15;
+  machine.flops = machine.narrow_flops = 1e18;
+  machine.overhead = 0;
+  machine.shared = {false};
+  machine.host = {.latency = 0, .bandwidth = 1e15, .known = true};
+  const double without = Simulate(train, machine).seconds;
+  machine.kernels = {{"attention", DType::kFloat32, 0, false, {.calls = 1e-3}}};
+  const double one = Simulate(train, machine).seconds;
+  machine.kernels.push_back({"attention_grad", DType::kFloat32, 0, false, {.calls = 3e-3}});
+  const double both = Simulate(train, machine).seconds;
+  const auto layers = static_cast<double>(given.layers);
+  EXPECT_NEAR(one - without, layers * 1e-3, 1e-6);
+  EXPECT_NEAR(both - one, layers * 3e-3, 1e-6);
+}
+
+// In 16 bits bf16 stands for f16, but not for fp32, whose products a device does in other units.
+TEST_F(CalibrateDevices, TypesOfOneWidthStandForEachOther) {
+  Machine machine;
+  machine.kernels = {{"gelu", DType::kBFloat16, 0, false, {.flops = 3e-12}}};
+  plan::Kernel kernel;
+  kernel.set_name("gelu");
+  kernel.set_flops(1e9);
+  kernel.add_in()->set_dtype(static_cast<int>(DType::kFloat16));
+  EXPECT_DOUBLE_EQ(SecondsOnThreads(machine, kernel, Kernels(), 0).alone, 3e-3);
+  kernel.mutable_in(0)->set_dtype(static_cast<int>(DType::kFloat32));
+  EXPECT_DOUBLE_EQ(SecondsOnThreads(machine, kernel, Kernels(), 0).alone, SecondsOf(machine, kernel));
+}
+
+// The constants of estimates, from kernels that take what these constants say.
+TEST_F(CalibrateDevices, FindsTheEfficiencyThatTheSamplesHave) {
+  Machine machine;
+  machine.narrow_flops = 1e15;
+  machine.topology.memory_bandwidth = 3e12;
+  machine.overhead = 2e-6;
+  machine.efficiency = {.product = 0.7, .attention = 0.4, .half_extent = 128};
+  std::vector<EstimatedSample> samples;
+  for (Work::Kind kind : {Work::Kind::kProduct, Work::Kind::kAttention})
+    for (double extent : {64.0, 512.0, 4096.0}) {
+      EstimatedSample s = {{.calls = 1, .flops = 2e6 * extent, .bytes = 5e6, .kind = kind, .largest = 1e6},
+                           DType::kBFloat16};
+      s.seconds = SecondsOf(machine, s.work, s.dtype) + machine.overhead;
+      samples.push_back(s);
+    }
+  const Efficiency fit = FitEfficiency(machine, samples);
+  EXPECT_NEAR(fit.product, 0.7, 1e-3);
+  EXPECT_NEAR(fit.attention, 0.4, 1e-3);
+}
+
+// Copies to the host and from there take what they take, each way.
+TEST_F(CalibrateDevices, MeasuresTheLinkToTheHost) {
+  MeasuredDevice card(OpenBackend("cuda"), 0);
+  const HostCopies fast = MeasureHostCopies(&card, /*small=*/true);
+  cuda_emulator::SetCopyDelay(2000);
+  const HostCopies slow = MeasureHostCopies(&card, /*small=*/true);
+  EXPECT_GE(slow.latency, 2e-3);
+  EXPECT_LT(fast.latency, slow.latency);
+}
+
+TEST_F(CalibrateDevices, RefusesWhatIsNotThere) {
+  CalibrateOptions options = Small(1);
+  options.devices = {2};
+  EXPECT_NE(ErrorOf([&] { Calibrate(options); }).find("device 2 of --devices does not exist"),
+            std::string::npos);
+  EXPECT_EQ(CheckCalibration("cuda:dp=2"), "cuda");
+  cuda_emulator::Reset({.driver = 0});
+}
+
+}  // namespace
+}  // namespace oneflow_like
