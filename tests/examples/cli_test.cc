@@ -295,6 +295,12 @@ TEST_F(CliTest, KeepsAPlan) {
   EXPECT_NE(otherwise.out.find("another is searched for"), std::string::npos) << otherwise.out;
 }
 
+TEST_F(CliTest, CutsOfSequencesNeedTheirAxes) {
+  for (const auto& [flag, axis] : {std::pair("--context_parallel", "cp"), {"--ulysses", "sp"}})
+    ExpectError(Gpt({flag}), {Cat(flag, " cuts sequences over mesh axis ", axis, ", which the mesh cpu:dp=1"),
+                              Cat("give it in --mesh, for example cpu:", axis, "=2")});
+}
+
 // A flag that says what the plan has is no contradiction.
 TEST_F(CliTest, EveryFlagOfAPlanMayBeRepeated) {
   const auto acts = [](const Outcome& o) {
@@ -337,6 +343,16 @@ TEST_F(CliTest, EveryFlagOfAPlanMayBeRepeated) {
     ExpectError(Gpt({"--layers=4", plan, "--stages=2,2"}),
                 {"--stages=2,2 contradicts " + plan + ", which has 1,3;"});
   }
+}
+
+TEST_F(CliTest, AMachineIsDescribedWithItsCopiesToHosts) {
+  const std::string file = folder_ + "/plan";
+  const Outcome o = Gpt({"--mesh=cuda", "--topology=" OFL_SOURCE_DIR "/examples/topologies/h100.txt",
+                         "--dry_run", "--save_plan=" + file});
+  EXPECT_EQ(o.code, 0) << o.err;
+  const std::string text = ReadFile(file);
+  EXPECT_NE(text.find(", copies to hosts by 5.5e+10 bytes/s in 1e-05 s\nmesh cuda"), std::string::npos)
+      << text;
 }
 
 // A plan keeps how messages are sent. One of an older build says nothing of that, and flags decide.
