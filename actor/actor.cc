@@ -29,6 +29,12 @@ void RunState::EndStep(StepSlot* slot) {
   slot->state->done.Signal();
 }
 
+void RunState::FailDevice(StepSlot* slot, const std::string& message) {
+  const bool first = SetError(message);
+  slot->state->SetError(first ? message : error());
+  if (first && peers != nullptr) peers->FailedHere(message);
+}
+
 bool RunState::SetError(const std::string& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!error_.empty()) return false;
@@ -335,6 +341,7 @@ void Actor::Finish(bool ok) {
 void Actor::FailStep(const KernelCall* call, const std::string& message) {
   RunState* run = shard->run;
   std::string text = message;
+  bool first = false;
   if (call != nullptr) {
     const std::string& node = call->spec.node.empty() ? spec->name() : call->spec.node;
     const auto& attrs = call->spec.attrs.map();
@@ -342,7 +349,7 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
     const int64_t* number = axis == attrs.end() ? nullptr : std::get_if<int64_t>(&axis->second);
     const std::string along = number == nullptr ? "" : Cat(", along axis ", *number);
     text = Cat(call->spec.line.Of(node), along, ": ", text);
-    if (run->SetError(text) && run->peers != nullptr) run->peers->FailedHere(text);
+    first = run->SetError(text);
   }
   if (text.empty()) text = run->error();
   if (text.empty()) {
@@ -350,12 +357,11 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
   } else {
     slot().state->SetError(text);
   }
+  if (first && run->peers != nullptr) run->peers->FailedHere(text);
 }
 
 void Actor::FailDevice(const std::string& message) {
-  RunState* run = shard->run;
-  if (run->SetError(message) && run->peers != nullptr) run->peers->FailedHere(message);
-  slot().state->SetError(message);
+  shard->run->FailDevice(&slot(), message);
 }
 
 void Actor::CountWrites() {
@@ -436,11 +442,7 @@ void Stream::AskWhenSettled() {
 void Stream::Done::Receive() {
   Shard* shard = stream->shard;
   if (slot >= 0) {
-    if (!status.ok()) {
-      RunState* run = shard->run;
-      if (run->SetError(status.message()) && run->peers != nullptr) run->peers->FailedHere(status.message());
-      run->slots[slot]->state->SetError(status.message());
-    }
+    if (!status.ok()) shard->run->FailDevice(shard->run->slots[slot].get(), status.message());
     shard->ActEnded(slot);
   }
   shard->DeviceEnded();

@@ -133,6 +133,9 @@ struct RunState {
   // when something has failed.
   bool SetError(const std::string& message);
   std::string error() const;
+  // A device reports a failure in the slot's step. If something has failed before, that is the step's error:
+  // the device fails because its collectives were cancelled.
+  void FailDevice(StepSlot* slot, const std::string& message);
 
  private:
   mutable std::mutex mutex_;

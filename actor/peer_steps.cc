@@ -35,6 +35,7 @@ void PeerSteps::Send(int64_t launch, int output, const Box& box, const void* dat
 void PeerSteps::FailedHere(const std::string& message) {
   link_->SendFailure(message);
   std::lock_guard<std::mutex> lock(mutex_);
+  if (collectives_ != nullptr) collectives_->Cancel();
   EndWhereComplete();
 }
 

@@ -22,7 +22,8 @@ class PeerSteps final : public PeerListener {
   // While loading: `elements` of all outputs of a step come from other processes, each once.
   void SetLink(PeerLink* link) { link_ = link; }
   void Expect(int64_t elements) { elements_ = elements; }
-  // Cancelled when another process has failed, because members here would wait for its members.
+  // Cancelled at the first failure, wherever it is: the other processes cancel theirs, and a member here that
+  // a device has begun would wait for theirs.
   void SetCollectives(Collectives* collectives);
 
   // The user's thread: the slot's step is about to be launched on the shards. Pieces that arrived early are

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <set>
-#include <tuple>
+#include <utility>
 
 #include "actor/profile.h"
 #include "actor/step.h"
@@ -160,9 +161,14 @@ std::vector<std::string> AskWhoWaits(const std::vector<std::unique_ptr<Question>
   }
   std::stable_sort(waits.begin(), waits.end(),
                    [](const WaitingAct& a, const WaitingAct& b) { return a.rank < b.rank; });
-  std::set<std::tuple<int64_t, int64_t, int>> arrived;  // collective, act, rank
+  std::map<std::pair<int64_t, int>, int64_t> arrived;  // by collective and rank: the act
   for (const WaitingAct& w : waits)
-    if (w.collective != nullptr) arrived.insert({w.collective->id(), w.number, w.rank});
+    if (w.collective != nullptr) arrived[{w.collective->id(), w.rank}] = w.number;
+  // A member that has not been told yet of the end of an act is behind one that has.
+  const auto has_come = [&](const WaitingAct& w, int rank) {
+    const auto there = arrived.find({w.collective->id(), rank});
+    return there != arrived.end() && there->second >= w.number;
+  };
   for (const WaitingAct& w : waits) {
     if (w.collective == nullptr) {
       lines.push_back(Cat(w.act, " ", w.what));
@@ -174,7 +180,7 @@ std::vector<std::string> AskWhoWaits(const std::vector<std::unique_ptr<Question>
         elsewhere += Cat(elsewhere.empty() ? "" : ", ", rank);
       else if (silent.count(rank) > 0)
         missing += Cat(missing.empty() ? "" : " and ", "rank ", rank, ", whose thread is in a kernel");
-      else if (arrived.count({w.collective->id(), w.number, rank}) == 0)
+      else if (!has_come(w, rank))
         missing += Cat(missing.empty() ? "" : " and ", "rank ", rank);
     }
     if (missing.empty())

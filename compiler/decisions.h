@@ -43,7 +43,7 @@ struct Decisions {
   std::optional<int> overlap = {};         // most chunks of a product (Overlap::chunks)
   std::optional<int64_t> bucket = {};      // bytes up to which small messages are joined; 0: none are
   std::optional<int> prefetch = {};        // layers ahead for which weights are gathered, or copied
-  StageCuts stages = {};                   // of stacks that are not divided by hand
+  StageCuts stages = {};                   // of stacks without a division of their own (nn::layers)
   VariableCuts cuts = {};                  // of weights whose cuts were chosen
   Waits waits = {};
 

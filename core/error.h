@@ -27,6 +27,13 @@ class WriteError : public Error {
   using Error::Error;
 };
 
+// A mistake in the command that is found after a session was compiled, such as a checkpoint of another model:
+// Launcher::Main (oneflow_like/launcher.h) then returns kUsageError.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
 // Streams one argument. A number that is not finite reads NaN, +infinity or -infinity, whatever its sign bit.
 template <typename T>
 void StreamTo(std::ostream& out, const T& value) {

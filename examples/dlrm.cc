@@ -38,7 +38,8 @@ FlagGroup ModelGroup() {
             RangeOf(1, 1 << 30), kCommon | kKept},
            {"width", &flags.width, "Sets the number of columns of a table.", RangeOf(1, 1 << 16),
             kCommon | kKept},
-           {"cut", &flags.cut, "Cuts tables over mesh axis tp by rows, by columns, or mixed.", {}, kCommon},
+           {"cut", &flags.cut, "Cuts tables over mesh axis tp by rows, by columns, or mixed.",
+            ChoiceOf({"rows", "columns", "mixed"}), kCommon},
            {"optimizer", &flags.optimizer, "Updates the rows that a batch touches with adagrad or sgd.",
             ChoiceOf({"adagrad", "sgd"}), kKept}}};
 }

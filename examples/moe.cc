@@ -1,5 +1,7 @@
 // Trains a GPT of experts on synthetic tokens or any text, on any mesh of axes dp, tp, pp and ep.
 //   build/examples/moe --experts=8 --mesh=cpu:dp=2,ep=2,pp=2 --micro_batches=4
+#include <set>
+#include <string>
 #include <utility>
 
 #include "examples/moe_model.h"
@@ -41,6 +43,14 @@ FlagGroup ModelGroup() {
         RangeOf(0, 1e30), kKept}}};
 }
 
+// It writes no samples.
+FlagGroup TextGroup() {
+  const std::set<std::string> lacks = {"sample_tokens", "temperature", "prompt"};
+  FlagGroup group = LanguageGroup();
+  std::erase_if(group.flags, [&](const FlagEntry& flag) { return lacks.count(flag.name) > 0; });
+  return group;
+}
+
 LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence,
                          const HuggingFaceConfig*) {
   constexpr int64_t kBytes = 256;
@@ -80,7 +90,7 @@ int main(int argc, char** argv) {
   language_flags().sample_tokens = 0;
   // Without the flags of Hugging Face's folders, as there are none of this model.
   return ProgramMain(argc, argv, "Trains a GPT of experts on text, on any mesh of axes dp, tp, pp and ep.",
-                     {ModelGroup(), LanguageGroup()}, [](const Launcher& launcher) {
+                     {ModelGroup(), TextGroup()}, [](const Launcher& launcher) {
                        return TrainLanguageModel(launcher, MoeOfFlags, {"ep"});
                      });
 }

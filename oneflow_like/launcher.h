@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "oneflow_like/flags.h"
 #include "oneflow_like/model.h"
 #include "oneflow_like/session.h"
@@ -34,13 +35,6 @@ struct ProgramFlags {
   // Further files that are read, and folders of models, checkpoints or pictures: flag, path.
   std::vector<std::pair<std::string, std::string>> inputs;
   std::vector<std::pair<std::string, std::string>> outputs;  // and that the main process writes
-};
-
-// A mistake in the command that is found after a session was compiled, such as a checkpoint of another model:
-// Launcher::Main then returns kUsageError.
-class UsageError : public Error {
- public:
-  using Error::Error;
 };
 
 // Its flags are the first three groups of docs/flags.md. A program adds groups of its own entries

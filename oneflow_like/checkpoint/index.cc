@@ -158,6 +158,11 @@ std::map<std::string, StoredVariable> WrittenFromText(const std::string& text) {
   return written;
 }
 
+const std::map<std::string, std::string>& CheckpointIndex::FileMetadata() {
+  static const auto* metadata = new std::map<std::string, std::string>{{"format", "oneflow_like"}};
+  return *metadata;
+}
+
 std::string CheckpointIndex::ToJson() const {
   json map = json::object();
   int64_t bytes = 0;

@@ -51,6 +51,9 @@ struct CheckpointIndex {
   std::map<std::string, StoredFile> files;
   std::map<std::string, StoredVariable> variables;
 
+  // The metadata in the header of each file of tensors.
+  static const std::map<std::string, std::string>& FileMetadata();
+
   std::string ToJson() const;
   // A text that tells this checkpoint from others: equal on all hosts, also where they have only their own
   // part of it.

@@ -35,8 +35,8 @@ Snapshot::Snapshot(ModelImpl* model, const std::string& folder, const Team& team
     entries.push_back({given_[i].key, given_[i].dtype, given_[i].box.extent});
     AddChunks(i);
   }
-  writer_ = std::make_unique<SafetensorsWriter>(
-      folder + "/" + file_, entries, std::map<std::string, std::string>{{"format", "oneflow_like"}});
+  writer_ =
+      std::make_unique<SafetensorsWriter>(folder + "/" + file_, entries, CheckpointIndex::FileMetadata());
 }
 
 void Snapshot::AddGiven(const ModelImpl& model, const ModelVariable& variable, const Team& team) {

@@ -131,10 +131,20 @@ class Findings {
   std::set<std::string> said_;
 };
 
+std::string MetadataText(const std::map<std::string, std::string>& metadata) {
+  std::string text;
+  for (const auto& [key, value] : metadata)
+    text += Cat(text.empty() ? "'" : ", '", key.substr(0, 40), "': '", value.substr(0, 40), "'");
+  return text.empty() ? "missing" : text;
+}
+
 // The whole of a file: `known` are the tensors that the index names.
 void VerifyFile(const std::string& path, const std::set<std::string>* known, Findings* findings) {
   findings->Try([&] {
     const SafetensorsReader reader(path);
+    if (known && reader.metadata() != CheckpointIndex::FileMetadata())
+      findings->Wrong(Cat(path, ": the metadata in its header are ", MetadataText(reader.metadata()),
+                          ", but a save writes ", MetadataText(CheckpointIndex::FileMetadata())));
     int64_t end = 0;
     const auto look_at = [&](const std::string& name, int64_t its_end) {
       end = std::max(end, its_end);

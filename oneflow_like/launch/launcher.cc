@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gflags/gflags.h>
 #include <glog/logging.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,9 +19,11 @@
 #include <set>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "actor/net/job/process_job.h"
 #include "actor/net/launch/local_launcher.h"
+#include "actor/net/rendezvous/bootstrap.h"
 #include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"
 #include "core/one_line.h"
@@ -57,6 +60,10 @@ namespace {
 
 // The processes of the job have not come together.
 struct NotTogether : Error {
+  using Error::Error;
+};
+// One of them was refused before it came, which ends all.
+struct RefusedElsewhere : Error {
   using Error::Error;
 };
 
@@ -102,6 +109,59 @@ void PrintError(const std::string& message) {
   std::cout << std::flush;
   std::cerr << "error: " << message << std::endl;
 }
+
+// This process of a job ends before it has met the others: they learn why instead of waiting for it. Not
+// where PMIx would have to be asked who the others are: its launchers end them.
+void TellOthers(const std::string& why) {
+  constexpr double kPatience = 5;  // seconds; processes of a job start at about the same time
+  try {
+    if (AsksPmix(Variable)) return;
+    const ProcessIdentity identity = ReadIdentity(Variable);
+    if (identity.alone()) return;
+    EndBeforeStart(identity, {.process = identity.process, .host = HostName(), .pid = getpid()}, why,
+                   kPatience);
+  } catch (const Error&) {  // these variables are refused in every process
+  }
+}
+
+// gflags prints what is wrong with a flag, and ends the program. While this lives, what is printed to
+// standard error is kept for TellOthers, then printed.
+class FlagErrors {
+ public:
+  FlagErrors() {
+    std::fflush(stderr);
+    kept_ = memfd_create("flags", MFD_CLOEXEC);
+    error_ = kept_ < 0 ? -1 : fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+    if (error_ >= 0) dup2(kept_, STDERR_FILENO);
+    GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) {
+      const std::string printed = Restore();
+      if (code == 0) exit(0);
+      TellOthers(Plain(printed.substr(0, printed.find('\n')), {}));
+      exit(kUsageError);
+    };
+  }
+  ~FlagErrors() {
+    Restore();
+    GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
+  }
+
+ private:
+  static std::string Restore() {
+    std::string printed;
+    if (error_ < 0) return printed;
+    std::fflush(stderr);
+    dup2(error_, STDERR_FILENO);
+    close(std::exchange(error_, -1));
+    lseek(kept_, 0, SEEK_SET);
+    char part[4096];
+    for (ssize_t got; (got = read(kept_, part, sizeof(part))) > 0;) printed.append(part, got);
+    close(kept_);
+    std::cerr << printed << std::flush;
+    return printed;
+  }
+
+  static inline int kept_ = -1, error_ = -1;  // gflags calls a function without arguments
+};
 
 void MakeFolder(const std::string& what, const std::string& folder) {
   std::error_code error;
@@ -249,17 +309,21 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
   OccupyStandardDescriptors();
   ReportFileSizeLimit();
   gflags::SetUsageMessage(usage);
-  GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
   try {
     for (const FlagGroup& group : groups) RegisterFlags(group);
     for (const FlagGroup& group : LauncherGroups()) RegisterFlags(group, TakenName::kLeave);
     PrintHelpOfGroup(given_, usage);
     RefuseMisspelt(given_);
   } catch (const Error& error) {
-    PrintError(Plain(error.what(), given_));
+    const std::string message = Plain(error.what(), given_);
+    PrintError(message);
+    TellOthers(message);
     exit(kUsageError);
   }
-  gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
+  {
+    const FlagErrors errors;
+    gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
+  }
   PrintHelp(given_[0], usage);
   try {
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
@@ -278,8 +342,11 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
   } catch (const std::exception& e) {
     const int code = EndWith(e, kUsageError);
     if (stalls_) stalls_->Stop();
+    const bool told = job_ != nullptr || dynamic_cast<const NotTogether*>(&e) != nullptr ||
+                      dynamic_cast<const RefusedElsewhere*>(&e) != nullptr;
     job_.reset();
     label_.reset();  // relays the line
+    if (!told) TellOthers(Plain(e.what(), given_));
     exit(code);
   }
 }
@@ -329,6 +396,8 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
     const StallWatch::Doing doing(stalls_.get(), "the start, which waits for all processes to come");
     job_ = JoinJob(identity, options);
     stalls_->SetJob(job_.get());
+  } catch (const EndedBeforeStart& error) {
+    throw RefusedElsewhere(error.what());
   } catch (const Error& error) {
     throw NotTogether(error.what());
   }

@@ -166,6 +166,7 @@ Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<in
           stack.rounds > 1 ? Cat(", gone round ", stack.rounds, " times") : "");
   if (pipeline.most_blocks == 0) stack.per_stage = per_stage.empty() ? pipeline.layers : per_stage;
   stack.by_cost = stack.per_stage.empty();
+  stack.by_options = !stack.by_cost && per_stage.empty();
   if (per_stage.empty() && n < groups)
     Fail(who, ": ", there, " but there are only ", n, " layers; every stage needs at least one",
          stack.rounds > 1 ? " each time" : "");
@@ -245,6 +246,13 @@ StageCuts DivisionOf(const GraphOfModel& graph) {
     else
       division[stack.name] = stack.per_stage;
   }
+  return division;
+}
+
+StageCuts DivisionOfOptions(const GraphOfModel& graph) {
+  StageCuts division;
+  for (const BlockStack& stack : graph.stacks)
+    if (stack.by_options && graph.mesh().axis_size(stack.axis) > 1) division[stack.name] = stack.per_stage;
   return division;
 }
 

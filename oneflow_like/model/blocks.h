@@ -15,6 +15,9 @@ namespace oneflow_like {
 // Where the graph's blocks are: as the model has divided them already; else by estimated time, unless they
 // are divided by hand, lie somewhere already, or nodes do not follow their operands.
 StageCuts DivisionOf(const GraphOfModel& graph);
+// Where Pipeline::layers says that they are: those that DivisionOf lacks, but for stacks with a `per_stage`
+// of their own.
+StageCuts DivisionOfOptions(const GraphOfModel& graph);
 
 // Moves the blocks of `copy`, a copy of the graph as it was built, with their variables and what follows
 // them, to the stages of `division`; stacks that it lacks stay.

@@ -104,8 +104,9 @@ std::unique_ptr<Device> ModelImpl::MakeDevice(int rank) {
   }
   for (int d : numbers) {
     if (d < 0 || d >= backend->device_count()) {
-      Fail("mesh ", mesh.str(), ": device ", d, " of --devices does not exist, this host has ",
-           backend->device_count(), " ", backend->kind(), " devices, numbered from 0");
+      throw UsageError(Cat("mesh ", mesh.str(), ": device ", d,
+                           " of --devices does not exist, this host has ", backend->device_count(), " ",
+                           backend->kind(), " devices, numbered from 0"));
     }
   }
   const int number = numbers[DeviceOf(*this, rank, static_cast<int64_t>(numbers.size()))];
@@ -119,8 +120,8 @@ void ModelImpl::Load() {
     if (kind == "cpu") continue;
     try {
       backend = OpenBackend(kind);
-    } catch (const Error& error) {
-      Fail("mesh ", mesh.str(), ": ", error.what());
+    } catch (const Error& error) {  // which plans that are only compiled do not meet
+      throw UsageError(Cat("mesh ", mesh.str(), ": ", error.what()));
     }
     backend->AddKernels(&registry);
   }

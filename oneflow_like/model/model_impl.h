@@ -33,6 +33,7 @@ struct BlockStack {
   int rounds = 1;    // over its stages
   int64_t of = 0;    // blocks of the whole model: more than there are here with Pipeline::most_blocks
   bool by_cost = false;
+  bool by_options = false;         // as Pipeline::layers says
   std::vector<int64_t> per_stage;  // blocks, as the graph was built
   std::vector<Block> blocks;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <tuple>
 
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/huggingface_run.h"
@@ -42,6 +43,15 @@ FlagGroup LanguageGroup() {
 void CheckLanguageFlags() {
   CheckTrainingFlags();
   CheckHuggingFaceFlags();
+}
+
+void RequireSequenceAxes(const Mesh& mesh) {
+  for (const auto& [on, flag, axis] :
+       {std::tuple{language_flags().context_parallel, "context_parallel", "cp"},
+        {language_flags().ulysses, "ulysses", "sp"}})
+    if (on && mesh.FindAxes(axis).empty())
+      Fail("--", flag, " cuts sequences over mesh axis ", axis, ", which the mesh ", mesh.str(),
+           " lacks; give it in --mesh, for example ", mesh.kind(), ":", axis, "=2");
 }
 
 std::string SequenceAxes(bool between_products) {

@@ -23,6 +23,8 @@ FlagGroup LanguageGroup();  // "text"
 
 // Throws Error if flags contradict one another; takes the slash off the end of folders.
 void CheckLanguageFlags();
+// Throws Error if a flag cuts sequences over a mesh axis that the mesh lacks.
+void RequireSequenceAxes(const Mesh& mesh);
 // Returns the mesh axes that cut sequences, such as "cp*sp*tp"; empty if none does. `between_products`:
 // whether tp is one of them, between matrix products; by default as --sequence_parallel says.
 std::string SequenceAxes(bool between_products);

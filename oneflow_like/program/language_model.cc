@@ -165,6 +165,7 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
   optional.insert(optional.end(), kMoreAxes.begin(), kMoreAxes.end());
   const std::optional<SavedPlan> plan = PlanOfFile();
   const Mesh mesh = launcher.mesh(kAxes, plan ? plan->decisions.mesh.str() : kTrainingMesh, optional);
+  RequireSequenceAxes(mesh);
   const ModelFiles files = FilesOfBeginning(launcher);
   const HuggingFaceConfig* theirs = files.config ? &*files.config : nullptr;
   // Refuses what it does before the text is read.

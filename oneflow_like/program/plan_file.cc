@@ -2,6 +2,7 @@
 
 #include <gflags/gflags.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -77,6 +78,29 @@ std::vector<std::pair<const char*, std::string>> SaidOfMessages(const Decisions&
   return said;
 }
 
+// What a plan has for --stages: the flag's own value where each division is that one. Empty: a plan of
+// another number of stages.
+std::string StagesIn(const Decisions& d) {
+  const std::string& flag = training_flags().stages;
+  // Plans of older builds lack a division by this flag.
+  const int64_t stages = int64_t{d.mesh.SizeAlong(d.mesh.FindAxes("pp"))} * d.virtual_stages;
+  if (d.stages.empty()) return std::count(flag.begin(), flag.end(), ',') + 1 == stages ? flag : "";
+  std::string said;
+  for (const auto& [stack, blocks] : d.stages) {
+    std::string list;
+    for (const int64_t number : blocks) list += Cat(list.empty() ? "" : ",", number);
+    if (said.empty() || said == flag) said = list;
+  }
+  return said;
+}
+
+// The axis of --zero: as the flag names it where that is the same axis of the plan's mesh.
+std::string ZeroAxisIn(const Decisions& d) {
+  const std::string& flag = training_flags().zero_axis;
+  const MeshAxes axes = d.mesh.FindAxes(flag);
+  return d.zero == 0 || (!axes.empty() && axes == d.mesh.FindAxes(d.zero_axis)) ? flag : d.zero_axis;
+}
+
 // The flag that says something else than a plan; empty: none.
 std::string Contradiction(const Decisions& d, const std::string& where) {
   const auto sentence = [&](const std::string& flag, const std::string& said) {
@@ -96,7 +120,7 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
       {"schedule", Name(d.schedule)},
       {"virtual_stages", Cat(d.virtual_stages)},
       {"zero", Cat(d.zero)},
-      {"zero_axis", d.zero_axis},
+      {"zero_axis", ZeroAxisIn(d)},
       {"offload", d.offload == ParseOffload(training_flags().offload, "--offload") ? training_flags().offload
                                                                                    : OffloadText(d.offload)},
       {"recompute", d.waits.empty() ? Name(WithoutGather(d.recompute)) : "auto"},
@@ -104,7 +128,7 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
       {"context_parallel", text(d.context_parallel)},
       {"ulysses", text(d.ulysses)},
       {"logits_tile", Cat(d.logits_tile)},
-      {"stages", "blocks of its own"}};
+      {"stages", StagesIn(d)}};
   for (const auto& flag : SaidOfMessages(d)) said.push_back(flag);
   if (const auto gathers = GathersAgainIn(d); gathers && IsGiven("gather_again")) {
     if (*gathers != (training_flags().gather_again ? "true" : "false"))

@@ -85,8 +85,11 @@ std::string ChangeOfRate(const RateSchedule& saved, const RateSchedule& here, in
   add("steps of its schedule", here.schedule.total, saved.schedule.total);
   add("share at the end", here.schedule.final, saved.schedule.final);
   if (changes.empty()) return "";
-  return Cat("the learning rate of step ", step, " is ", here.At(step), ", and was ", saved.At(step),
-             " in the saved run (", changes, ")",
+  const double now = here.At(step), before = saved.At(step);
+  return Cat("the learning rate of step ", step,
+             now == before ? Cat(" is ", now, ", as in the saved run, but its schedule has changed")
+                           : Cat(" is ", now, ", and was ", before, " in the saved run"),
+             " (", changes, ")",
              here.schedule.total == saved.schedule.total
                  ? ""
                  : Cat("; --schedule_steps=", saved.schedule.total, " keeps its schedule"));

@@ -116,7 +116,9 @@ std::vector<FlagGroup> TrainingGroups() {
         {"lr", &f.lr, "Sets the highest learning rate, from which a cosine falls to a tenth.",
          RangeAbove(0, 1e30), kCommon},
         {"warmup", &f.warmup,
-         "Raises the learning rate linearly for this many steps before the cosine decay.", RangeOf(0, kMany)},
+         "Raises the learning rate linearly for this many steps, but at most half of all, before the cosine "
+         "decay.",
+         RangeOf(0, kMany)},
         {"schedule_steps", &f.schedule_steps,
          "Sets the number of steps after which the cosine decay ends; 0 means --steps.", RangeOf(0, kMany)},
         {"clip", &f.clip, "Scales gradients down to this norm if theirs is larger; 0 never does.",

@@ -15,6 +15,8 @@ std::string MachineText(const Machine& machine) {
   for (size_t l = 0; l < links.size(); ++l)
     text += Cat(", ", links[l].devices, " devices by ", links[l].bandwidth, " bytes/s in ", links[l].latency,
                 " s", l < machine.shared.size() && machine.shared[l] ? ", shared" : "");
+  if (machine.host.known)
+    text += Cat(", copies to hosts by ", machine.host.bandwidth, " bytes/s in ", machine.host.latency, " s");
   return text;
 }
 

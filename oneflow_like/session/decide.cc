@@ -305,9 +305,14 @@ Decisions AsPlanned(const Asked& asked, const Decisions& plan, Decisions given) 
            " stages and rounds, but there are ", sum(blocks), " for ", blocks.size());
     blocks = said->second;
   }
-  for (const auto& [stack, blocks] : plan.stages)
-    if (asked.training && given.stages.count(stack) == 0)
+  const StageCuts by_options = DivisionOfOptions(*asked.source);
+  for (const auto& [stack, blocks] : plan.stages) {
+    const auto here = by_options.find(stack);
+    if (here != by_options.end() && here->second != blocks)
+      Fail(who, " divides the blocks from '", stack, "' on otherwise than Pipeline::layers");
+    if (asked.training && given.stages.count(stack) == 0 && here == by_options.end())
       Fail(who, " divides blocks from '", stack, "' on, which are not there");
+  }
   for (const auto& [weight, cut] : plan.cuts) {
     const auto known = asked.model().variables.find(weight);
     if (known == asked.model().variables.end()) Fail(who, " cuts weight '", weight, "', which is not there");

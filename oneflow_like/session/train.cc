@@ -11,6 +11,7 @@
 
 #include "actor/net/talk/job.h"
 #include "compiler/search/wait_prices.h"
+#include "oneflow_like/model/blocks.h"
 #include "oneflow_like/model/variables.h"
 #include "oneflow_like/session/agreement_text.h"
 #include "oneflow_like/session/decide.h"
@@ -135,6 +136,8 @@ Session SessionOf(const Asked& asked) {
     impl->wait_prices = [asked, decisions = impl->decisions, &options = impl->compiled.options] {
       return PricesOfWaits(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);
     };
+  // What is said of a plan is all of it; nothing moves these blocks.
+  impl->decisions.stages.merge(DivisionOfOptions(*asked.source));
   if (asked.check_finite) impl->finite = "loss";
   for (int n : impl->compiled.graph.Order()) {
     const Node& node = impl->compiled.graph.node(n);

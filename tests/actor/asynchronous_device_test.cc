@@ -353,6 +353,7 @@ TEST(AsynchronousDeviceTest, DevicesThatDoNotExistAreRefused) {
             "mesh cuda:dp=2,tp=1,pp=1: device 2 of --devices does not exist, this host has 2 cuda devices, "
             "numbered "
             "from 0");
+  EXPECT_THROW(Losses(given), UsageError);  // exit code 64
   EXPECT_NE(ErrorOf([&] { Mesh::Parse("cpu+cuda:dp=2"); }).find("axis pp"), std::string::npos);
   EXPECT_NE(ErrorOf([&] { Mesh::Parse("cpu+cuda:pp=3"); }).find("cannot share axis pp of extent 3 equally"),
             std::string::npos);

@@ -13,6 +13,7 @@
 #include "actor/step.h"
 #include "core/plan/plan_values.h"
 #include "tests/actor/asynchronous_backend.h"
+#include "tests/actor/peers_fixture.h"
 #include "tests/error_of.h"
 
 namespace oneflow_like {
@@ -163,6 +164,31 @@ TEST(DeviceCollectives, AreCancelledAfterAFailureElsewhere) {
   steps.SetCollectives(sum.all.get());
   steps.PeersFailed("rank 2 (host b, pid 17) is lost");
   EXPECT_EQ(sum.asked().aborts, 2);
+}
+
+// The other processes cancel theirs when they learn of it, so what a device here has begun would not end. The
+// step's error stays the reason, not that of a device whose collective was cancelled.
+TEST(DeviceCollectives, AreCancelledAfterAFailureHere) {
+  SumOfTwo sum(true, false);
+  sum.all->CheckComplete();
+  RunState run;
+  Wire wire(2);
+  PeerSteps steps(&run);
+  TestPeers peers(&wire, 0);
+  const std::unique_ptr<PeerLink> link = peers.Connect("sum", &steps);
+  steps.SetLink(link.get());
+  steps.SetCollectives(sum.all.get());
+  run.peers = &steps;
+  StepSlot slot;
+  slot.state = std::make_shared<StepHandle::State>();
+  run.FailDevice(&slot, "out of range");
+  EXPECT_EQ(sum.asked().aborts, 2);
+  run.FailDevice(&slot, "group 0 was aborted");
+  EXPECT_EQ(slot.state->status().message(), "out of range");
+  StepSlot next;
+  next.state = std::make_shared<StepHandle::State>();
+  run.FailDevice(&next, "group 0 was aborted");
+  EXPECT_EQ(next.state->status().message(), "out of range");
 }
 
 // Two launches here and two there have no order that all keep: each process has one device, or all.

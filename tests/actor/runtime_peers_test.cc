@@ -372,5 +372,84 @@ TEST_F(RuntimePeersTest, AStepWhoseOutputsAreWholeAwaitsNobody) {
   for (const StepHandle& step : steps) EXPECT_TRUE(step.Wait().ok());
 }
 
+// --- Who waits, between two messages ---
+
+// A process without others, whose rank 1 is not told that its first act of "gather" has ended.
+class LateEnd final : public Peers {
+ public:
+  std::unique_ptr<PeerLink> Connect(const std::string&, PeerListener*) override {
+    return std::make_unique<Link>(this);
+  }
+  bool kept() const { return member_ != nullptr; }
+  void LetGo() { member_.load()->worker->Post(member_); }
+
+ private:
+  struct Member final : CollectiveMember, CollectiveListener, Message {
+    std::unique_ptr<CollectiveMember> end;
+    CollectiveListener* listener = nullptr;
+    Worker* worker = nullptr;
+    LateEnd* late = nullptr;  // of others
+    void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override {
+      end->Arrive(in, out, micro_batch, ok);
+    }
+    void CollectiveWorked(int64_t start, int64_t end) override { listener->CollectiveWorked(start, end); }
+    void CollectiveDone(bool ok) override {
+      if (late == nullptr || late->kept()) return listener->CollectiveDone(ok);
+      late->member_ = this;
+    }
+    void Receive() override { listener->CollectiveDone(true); }
+  };
+  struct Link final : PeerLink, Collectives {
+    explicit Link(LateEnd* late) : late(late) {}
+    Collectives* collectives() override { return this; }
+    std::vector<std::string> Exchange(const std::string&, const std::string& mine) override { return {mine}; }
+    void SendOutput(int64_t, int, const Box&, const void*, size_t) override {}
+    void SendFailure(const std::string&) override {}
+    std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
+                                           const plan::Collective& collective) override {
+      auto member = std::make_unique<Member>();
+      member->listener = spec.listener;
+      member->worker = spec.worker;
+      if (collective.id() == 2 && collective.me() == 1) member->late = late;
+      CollectiveSpec behind = spec;
+      behind.listener = member.get();
+      member->end = local->Join(behind, collective);
+      return member;
+    }
+    void CheckComplete() override { local->CheckComplete(); }
+    LateEnd* const late;
+    const std::unique_ptr<Collectives> local = MakeLocalCollectives();
+  };
+  std::atomic<Member*> member_{nullptr};
+};
+
+// Rank 0 is at the collective of the next step while rank 1 has not heard of the end of the one before: both
+// are at the same collective, but not at one act of it.
+TEST(WhoWaitsTest, ActsOfACollectiveAreToldApart) {
+  LateEnd late;
+  std::unique_ptr<Executor> executor = MakeThreadExecutor(2, 1);
+  std::unique_ptr<Store> store = MakeStore(2);
+  RuntimeOptions options;
+  options.peers = &late;
+  Runtime runtime(TrainPlans(2, 1), TestRegistry(), store.get(), executor.get(), options);
+  StepHandle steps[] = {runtime.Launch(TrainFeeds(2, 1, 0)), runtime.Launch(TrainFeeds(2, 1, 1))};
+  const auto line_of = [](const std::vector<std::string>& lines, const std::string& begin) {
+    for (const std::string& line : lines)
+      if (line.rfind(begin, 0) == 0 && line.find("gather") != std::string::npos) return line;
+    return std::string();
+  };
+  std::vector<std::string> lines;
+  std::string ahead, behind;
+  while (ahead.empty() || behind.empty()) {  // until rank 0 is there
+    lines = runtime.WhoWaits(10);
+    ahead = line_of(lines, "rank 0, link, step 1");
+    behind = line_of(lines, "rank 1, link, step 0");
+  }
+  EXPECT_NE(ahead.find(" has arrived and waits for rank 1"), std::string::npos) << ahead;
+  EXPECT_NE(behind.find(" has arrived and waits for its data to be moved"), std::string::npos) << behind;
+  late.LetGo();
+  for (const StepHandle& step : steps) EXPECT_TRUE(step.Wait().ok()) << step.Wait().message();
+}
+
 }  // namespace
 }  // namespace oneflow_like

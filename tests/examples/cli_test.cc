@@ -244,7 +244,7 @@ TEST_F(CliTest, KeepsAPlan) {
   ExpectError(Gpt({again, "--mesh=cuda"}), {"--mesh=cuda contradicts"});
   for (const char* flag : {"--auto", "--auto_mesh=4", "--recompute=auto"})
     ExpectError(Gpt({again, flag, "--memory_budget=1000000"}), {" searches for a plan and --plan="});
-  for (const char* flag : {"--stages=1,1", "--schedule=gpipe", "--virtual_stages=7", "--offload=activations",
+  for (const char* flag : {"--stages=2,1", "--schedule=gpipe", "--virtual_stages=7", "--offload=activations",
                            "--logits_tile=7", "--recompute=full"})
     ExpectError(Gpt({again, flag}), {Cat(flag, " contradicts --plan=")});
   ExpectError(Gpt({again, "--offload=activations"}), {"which has none; leave"});
@@ -293,6 +293,66 @@ TEST_F(CliTest, KeepsAPlan) {
   const Outcome otherwise = Gpt(run);
   EXPECT_EQ(otherwise.code, 0) << otherwise.err;
   EXPECT_NE(otherwise.out.find("another is searched for"), std::string::npos) << otherwise.out;
+}
+
+TEST_F(CliTest, CutsOfSequencesNeedTheirAxes) {
+  for (const auto& [flag, axis] : {std::pair("--context_parallel", "cp"), {"--ulysses", "sp"}})
+    ExpectError(Gpt({flag}), {Cat(flag, " cuts sequences over mesh axis ", axis, ", which the mesh cpu:dp=1"),
+                              Cat("give it in --mesh, for example cpu:", axis, "=2")});
+}
+
+// A flag that says what the plan has is no contradiction.
+TEST_F(CliTest, EveryFlagOfAPlanMayBeRepeated) {
+  const auto acts = [](const Outcome& o) {
+    const size_t at = o.out.find("order of acts ");
+    return at == std::string::npos ? o.err : o.out.substr(at, o.out.find('\n', at) - at);
+  };
+  const std::string plan = "--plan=" + folder_ + "/plan", save = "--save_plan=" + folder_ + "/plan";
+  const std::vector<std::vector<std::string>> given = {
+      {"--mesh=cpu:pp=2", "--stages=1,3"},
+      {"--mesh=cpu:pp=2", "--micro_batches=2", "--schedule=gpipe"},
+      {"--mesh=cpu:pp=2", "--micro_batches=2", "--schedule=interleaved", "--virtual_stages=2",
+       "--stages=1,1,1,1"},
+      {"--mesh=cpu:dp=2", "--zero=1", "--zero_axis=dp", "--recompute=selective"},
+      {"--mesh=cpu:dp=2,tp=2", "--zero=2", "--zero_axis=tp*dp", "--sequence_parallel"},
+      {"--mesh=cpu:dp=2", "--zero_axis=dp", "--zero=3", "--prefetch=2", "--gather_again"},
+      {"--mesh=cpu:dp=1", "--offload=activations,optimizer:0.5", "--recompute=full", "--logits_tile=16"},
+      {"--mesh=cpu:dp=2", "--overlap=2", "--bucket=1MB", "--reduce_dtype=bf16", "--reduce_axis=dp"},
+      {"--mesh=cpu:cp=2", "--context_parallel"},
+      {"--mesh=cpu:sp=2", "--ulysses"}};
+  for (const std::vector<std::string>& flags : given) {
+    std::vector<std::string> all = {"--layers=4", "--dry_run"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    all.push_back(save);
+    const std::string made = acts(Gpt(all)), text = ReadFile(folder_ + "/plan");
+    EXPECT_EQ(made.find("order of acts "), 0u) << made;
+    all.back() = plan;
+    EXPECT_EQ(acts(Gpt(all)), made) << flags[1];
+    // The plan alone, and with each flag: blocks that the plan moves to another stage keep a copy more, so
+    // there acts differ.
+    const bool moves = flags[1] == "--stages=1,3";
+    for (const std::string& flag : flags) {
+      const std::string other = folder_ + "/other";
+      const Outcome again = Gpt({"--layers=4", "--dry_run", plan, flag, "--save_plan=" + other});
+      EXPECT_EQ(again.code, 0) << flag << again.err;
+      EXPECT_EQ(ReadFile(other), text) << flag;
+      if (!moves) EXPECT_EQ(acts(again), made) << flag;
+    }
+    if (!moves) continue;
+    EXPECT_NE(text.find("\nblocks 1,3 block0\n"), std::string::npos) << text;
+    ExpectError(Gpt({"--layers=4", plan, "--stages=2,2"}),
+                {"--stages=2,2 contradicts " + plan + ", which has 1,3;"});
+  }
+}
+
+TEST_F(CliTest, AMachineIsDescribedWithItsCopiesToHosts) {
+  const std::string file = folder_ + "/plan";
+  const Outcome o = Gpt({"--mesh=cuda", "--topology=" OFL_SOURCE_DIR "/examples/topologies/h100.txt",
+                         "--dry_run", "--save_plan=" + file});
+  EXPECT_EQ(o.code, 0) << o.err;
+  const std::string text = ReadFile(file);
+  EXPECT_NE(text.find(", copies to hosts by 5.5e+10 bytes/s in 1e-05 s\nmesh cuda"), std::string::npos)
+      << text;
 }
 
 // A plan keeps how messages are sent. One of an older build says nothing of that, and flags decide.

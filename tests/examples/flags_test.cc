@@ -92,6 +92,16 @@ TEST(Flags, EachHasASentenceWithAVerb) {
   EXPECT_GT(flags, 300);
 }
 
+TEST(Flags, MoeListsNoFlagsOfSamplesWhichItDoesNotWrite) {
+  const auto has = [](const std::string& program, const std::string& flag) {
+    return TablesOf(program).at("text").find("`--" + flag + "`") != std::string::npos;
+  };
+  for (const char* flag : {"sample_tokens", "temperature", "prompt"}) {
+    EXPECT_TRUE(has("gpt", flag)) << flag;
+    EXPECT_FALSE(has("moe", flag)) << flag;
+  }
+}
+
 // Defaults that differ from those of the same group in gpt.
 std::string TableOfDefaults(const std::map<std::string, std::map<std::string, std::string>>& tables) {
   std::string text = "| program | defaults |\n|---|---|\n";
@@ -100,10 +110,11 @@ std::string TableOfDefaults(const std::map<std::string, std::map<std::string, st
     for (const auto& [group, table] : tables.at(program)) {
       const auto of_gpt = tables.at("gpt").find(group);
       if (group == "model" || of_gpt == tables.at("gpt").end()) continue;
-      const auto rows = RowsOf(table), others = RowsOf(of_gpt->second);
-      for (size_t i = 0; i < rows.size(); ++i)
-        if (rows[i][1] != others.at(i)[1])
-          differ += Cat(differ.empty() ? "" : " ", "`", rows[i][0], "=", rows[i][1], "`");
+      std::map<std::string, std::string> others;  // a program may lack some
+      for (const auto& row : RowsOf(of_gpt->second)) others[row[0]] = row[1];
+      for (const auto& row : RowsOf(table))
+        if (row[1] != others.at(row[0]))
+          differ += Cat(differ.empty() ? "" : " ", "`", row[0], "=", row[1], "`");
     }
     if (!differ.empty()) text += Cat("| `", program, "` | ", differ, " |\n");
   }

@@ -196,6 +196,9 @@ TEST_F(OwnFolders, ARunThatGoesOnSaysWhatHasChanged) {
        {"the data is not that of the saved run, which had ", " samples in place of ",
         ": it goes on at sample 164 of the run, which is sample 164 of epoch 0 and was sample "});
   silent(run(43, {"--lr=0.002", "--schedule_steps=40"}));
+  Says(run(44, {"--lr=0.002", "--schedule_steps=40", "--warmup=7"}), 0,
+       {"the learning rate of step 43 is 0.0002, as in the saved run, but its schedule has changed (steps of "
+        "rise 7 in place of 20)\n"});
 }
 
 // Averages of weights begin where a run goes on with --average, and end where it goes on without.

@@ -104,5 +104,32 @@ TEST_F(ProcessesTest, OtherProcessesAreLabelled) {
   EXPECT_EQ(out_.find("held-out loss"), out_.rfind("held-out loss")) << "said once, by process 0:\n" << out_;
 }
 
+// Started by hand or by srun, which end nobody: those whose flags are right hear of the one that was refused,
+// instead of waiting for it.
+TEST_F(ProcessesTest, WrongFlagsOfOneProcessEndAll) {
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {"--qwertz=1", "ERROR: unknown command line flag 'qwertz'"},
+      {"--steps=some", "ERROR: illegal value 'some' specified for int64 flag 'steps'"},
+      {"--lyers=2", "there is no flag --lyers; did you mean --layers?"},
+      {"--log_dir=/proc/nowhere", "log folder /proc/nowhere cannot be made: "},
+  };
+  for (size_t i = 0; i < refused.size(); ++i) {
+    const auto& [flag, message] = refused[i];
+    const int wrong = static_cast<int>(i % 2), right = 1 - wrong;
+    ProcessJob job({.program = std::string(OFL_BINARY_DIR) + "/examples/gpt",
+                    .flags = {"--text=" + text_, "--steps=1", "--mesh=cpu:dp=2", "--start_timeout=20"},
+                    .processes = 2,
+                    .output = folder_ / ("refused" + std::to_string(i)),
+                    .own_flags = {{wrong, {flag}}}});
+    ASSERT_TRUE(job.WaitUntil(Seconds() + kDeadline)) << job.Said();
+    EXPECT_EQ(job[wrong].code(), 64) << job.Said();
+    EXPECT_NE(job[wrong].err().find(message), std::string::npos) << job.Said();
+    EXPECT_EQ(job[right].code(), 64) << job.Said();
+    for (const std::string& part :
+         {"error: process " + std::to_string(wrong) + " (host ", ") has ended before the start: " + message})
+      EXPECT_NE(job[right].err().find(part), std::string::npos) << part << "\n" << job.Said();
+  }
+}
+
 }  // namespace
 }  // namespace oneflow_like

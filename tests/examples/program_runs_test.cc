@@ -47,7 +47,7 @@ const std::vector<SmallProgram> kPrograms = {
     {"dlrm",
      {"--tables=3", "--rows=40"},
      "always guessing",
-     {{"--cut=half", "rows, columns or mixed"},
+     {{"--cut=half", "--cut=half: must be rows, columns or mixed"},
       {"--optimizer=adam", "adagrad or sgd"},
       {"--clicks=a", "a"},
       {"--tables=0", "at least 1"},

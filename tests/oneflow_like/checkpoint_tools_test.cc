@@ -118,6 +118,8 @@ TEST_F(CheckpointTools, WrongFilesAreTold) {
   const std::string path = run_ + "/model-0.safetensors", good = BytesOf(path);
   // Whatever a byte of the header becomes: found, or all that is read is still right.
   const size_t header = 8 + static_cast<unsigned char>(good[0]) + 256 * static_cast<unsigned char>(good[1]);
+  const std::string whole = folder_ + "/whole.safetensors";
+  PutBytes(whole, good);
   int found = 0;
   for (size_t at = 0; at < header; ++at) {
     std::string bad = good;
@@ -130,9 +132,16 @@ TEST_F(CheckpointTools, WrongFilesAreTold) {
     } else {
       const Tensors all = ReadAll(*OpenSource(run_, nullptr));
       for (const auto& [name, tensor] : Some()) EXPECT_TRUE(SameBytes(all.at(name), tensor)) << name;
+      EXPECT_EQ(SafetensorsReader(path).metadata(), SafetensorsReader(whole).metadata()) << at;
     }
   }
   EXPECT_GT(found, 200);
+  std::string otherwise = good;
+  otherwise[good.find("oneflow_like")] = 'x';
+  PutBytes(path, otherwise);
+  EXPECT_EQ(Verify(run_, false), path +
+                                     ": the metadata in its header are 'format': 'xneflow_like', but a "
+                                     "save writes 'format': 'oneflow_like'\n");
   PutBytes(path, good.substr(0, good.size() - 1));
   ExpectWord(Verify(run_, false), path + ": tensor '");
   PutBytes(path, good + "x");

@@ -120,7 +120,8 @@ inline void MakeCheckpoint(const std::string& folder, const Tensors& tensors, in
     }
   }
   for (int f = 0; f < files; ++f) {
-    SafetensorsWriter writer(Cat(folder, "/model-", f, ".safetensors"), entries[f]);
+    SafetensorsWriter writer(Cat(folder, "/model-", f, ".safetensors"), entries[f],
+                             CheckpointIndex::FileMetadata());
     for (const auto& [key, data] : bytes[f])
       writer.Write(key, 0, data.data(), static_cast<int64_t>(data.size()));
   }

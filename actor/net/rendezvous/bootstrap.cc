@@ -24,16 +24,21 @@
 namespace oneflow_like {
 namespace {
 
+constexpr size_t kLongestReason = 8 << 10;  // of a hello
+
 // The side of a process that is not the first: comes to process 0 and hears from it, as often as it takes.
 class Visit {
  public:
-  Visit(const ProcessIdentity& identity, const PeerInfo& mine, const RendezvousOptions& options)
+  // `ends`: see wire::Hello.
+  Visit(const ProcessIdentity& identity, const PeerInfo& mine, const RendezvousOptions& options,
+        const std::string& ends = "")
       : identity_(identity), options_(options), end_(SteadySeconds() + options.timeout) {
     wire::Hello hello;
     hello.set_processes(identity.processes);
     hello.set_visit(std::strtoull(RandomToken().substr(0, 16).c_str(), nullptr, 16));
     *hello.mutable_peer() = ToWire(mine);
     hello.set_job(identity.job);
+    hello.set_ends(ends.substr(0, kLongestReason));
     std::string text = hello.SerializeAsString();
     CHECK_LE(text.size(), kLongestHello) << "what this process tells of itself";
     words_ = Frame(Greeting(identity.token)) + Frame(text);
@@ -141,6 +146,7 @@ class Visit {
       if (result == FrameReader::Result::kFrame) {
         if (!answer->ParseFromString(frame)) return OutOfTurn();
         if (answer->what_case() == wire::Answer::kRefusal) throw Error(answer->refusal());
+        if (answer->what_case() == wire::Answer::kEnded) throw EndedBeforeStart(answer->ended());
         return true;
       }
       ssize_t got = recv(fd, buffer.data(), buffer.size(), 0);
@@ -216,18 +222,39 @@ std::string RandomToken() {
   return text;
 }
 
-std::vector<PeerInfo> Rendezvous(const ProcessIdentity& identity, const PeerInfo& mine,
-                                 const RendezvousOptions& options) {
+namespace {
+
+std::vector<PeerInfo> Meet(const ProcessIdentity& identity, const PeerInfo& mine,
+                           const RendezvousOptions& options, const std::string& ends) {
   CHECK_EQ(mine.process, identity.process);
   FileDescriptor listener = Given(identity.listen_fd);
   if (identity.alone()) return {mine};
   if (identity.process != 0) {
     CHECK_GT(identity.master_port, 0) << "where process 0 listens";
-    return Visit(identity, mine, options).Run();
+    return Visit(identity, mine, options, ends).Run();
   }
   if (!listener.open()) listener = ListenAt(identity.master_host, identity.master_port);
   std::string reach = Cat(identity.master_host, ":", PortOf(listener.get()));
-  return Reception(identity, mine, options, std::move(listener), reach).Run();
+  Reception reception(identity, mine, options, std::move(listener), reach);
+  if (!ends.empty()) reception.End(mine, ends);
+  return reception.Run();
+}
+
+}  // namespace
+
+std::vector<PeerInfo> Rendezvous(const ProcessIdentity& identity, const PeerInfo& mine,
+                                 const RendezvousOptions& options) {
+  return Meet(identity, mine, options, "");
+}
+
+void EndBeforeStart(const ProcessIdentity& identity, const PeerInfo& mine, const std::string& why,
+                    double patience) {
+  try {
+    Meet(identity, mine, {.timeout = patience, .connection_timeout = patience, .lost_timeout = patience},
+         why);
+  } catch (const Error& error) {
+    VLOG(1) << "rendezvous: " << error.what();
+  }
 }
 
 }  // namespace oneflow_like

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "actor/net/rendezvous/identity.h"
+#include "core/error.h"
 
 namespace oneflow_like {
 
@@ -45,5 +46,16 @@ std::string RandomToken();
 // process 0's clock decides. Closes identity.listen_fd.
 std::vector<PeerInfo> Rendezvous(const ProcessIdentity& identity, const PeerInfo& mine,
                                  const RendezvousOptions& options = {});
+
+// What Rendezvous throws where another process has ended instead of joining (EndBeforeStart).
+struct EndedBeforeStart : Error {
+  using Error::Error;
+};
+// Instead of Rendezvous, by a process that ends because of `why` (its flags are wrong): the others'
+// Rendezvous throw EndedBeforeStart, with this process and `why`. Returns when they have heard, after
+// `patience` seconds at the latest: those that come later wait for this process until their own timeout.
+// `mine` need not have addresses. Throws nothing.
+void EndBeforeStart(const ProcessIdentity& identity, const PeerInfo& mine, const std::string& why,
+                    double patience);
 
 }  // namespace oneflow_like

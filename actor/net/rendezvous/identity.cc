@@ -260,12 +260,20 @@ bool ProcessIdentity::loopback() const { return IsLoopback(master_host); }
 
 namespace {
 
-ProcessIdentity FromLauncher(const Environment& env) {
-  if (env.Has("ONEFLOW_LIKE_PROCESS") || env.Has("ONEFLOW_LIKE_PROCESSES")) return FromOurLauncher(env);
+bool Ours(const Environment& env) {
+  return env.Has("ONEFLOW_LIKE_PROCESS") || env.Has("ONEFLOW_LIKE_PROCESSES");
+}
+
+bool HasRanks(const Environment& env) {
   // Scripts set WORLD_SIZE and MASTER_ADDR for all, and leave each one's number to mpirun or srun.
   bool numbered = env.Has("PMIX_RANK") || env.Has("SLURM_PROCID");
   bool indexed = env.Has("JOB_COMPLETION_INDEX") && env.Has("WORLD_SIZE") && env.Has("MASTER_ADDR");
-  if (env.Has("RANK") || indexed || (env.Has("WORLD_SIZE") && !numbered)) return FromRanks(env);
+  return env.Has("RANK") || indexed || (env.Has("WORLD_SIZE") && !numbered);
+}
+
+ProcessIdentity FromLauncher(const Environment& env) {
+  if (Ours(env)) return FromOurLauncher(env);
+  if (HasRanks(env)) return FromRanks(env);
   if (env.Has("PMIX_RANK")) return FromPmix(env);
   if (env.Has("SLURM_PROCID")) return FromSlurm(env);
   return Alone();
@@ -278,6 +286,11 @@ ProcessIdentity ReadIdentity(const std::function<const char*(const char*)>& vari
   ProcessIdentity id = FromLauncher(env);
   id.job = env.Text("ONEFLOW_LIKE_JOB", id.job);
   return id;
+}
+
+bool AsksPmix(const std::function<const char*(const char*)>& variable) {
+  const Environment env(variable);
+  return !Ours(env) && !HasRanks(env) && env.Has("PMIX_RANK");
 }
 
 }  // namespace oneflow_like

@@ -31,5 +31,7 @@ struct ProcessIdentity {
 // launcher's port. If the launcher says that all processes are on one host, they meet on its loopback. Throws
 // Error naming the variable that is missing or invalid and what it should be.
 ProcessIdentity ReadIdentity(const std::function<const char*(const char*)>& variable);
+// Whether ReadIdentity asks PMIx, which waits for the other processes and can be asked once.
+bool AsksPmix(const std::function<const char*(const char*)>& variable);
 
 }  // namespace oneflow_like

@@ -74,10 +74,11 @@ Reception::Reception(const ProcessIdentity& identity, const PeerInfo& mine, cons
 
 std::vector<PeerInfo> Reception::Run() {
   end_ = SteadySeconds() + options_.timeout;
-  while (failure_.empty() && !AllHere()) {
+  while (failure_.empty() && ended_.empty() && !AllHere()) {
     if (SteadySeconds() >= end_) FailAll(Missing());
     Turn(end_);
   }
+  if (!ended_.empty()) TellEndToAll();
   if (failure_.empty()) GiveTable();
   double end = SteadySeconds() + std::max(options_.connection_timeout, end_ - SteadySeconds());
   auto waits = [](const Seat& s) { return s.connection != nullptr && !s.connection->confirmed; };
@@ -97,6 +98,7 @@ std::vector<PeerInfo> Reception::Run() {
   while (!AllWritten() && SteadySeconds() < end) Turn(end);
   if (dropped_ > kMostLogged)
     LOG(WARNING) << "rendezvous: " << dropped_ << " connections were dropped in all";
+  if (!ended_.empty()) throw EndedBeforeStart(ended_);
   if (!failure_.empty()) throw Error(failure_);
   std::vector<PeerInfo> table;
   for (const Seat& s : seats_) table.push_back(s.peer);
@@ -219,6 +221,11 @@ void Reception::Welcome(Connection* c, const std::string& frame) {
   if (hello.job() != identity_.job)
     return Refuse(c, Cat(Who(peer), " belongs to job '", hello.job(), "', but process 0, which listens at ",
                          reach_, ", to job '", identity_.job, "': give each job a port of its own"));
+  if (!hello.ends().empty()) End(peer, hello.ends());
+  if (!ended_.empty()) {
+    told_ended_.insert(peer.process);
+    return TellEnd(c);
+  }
   if (peer.version != me.version)
     return FailAll(Cat(Who(peer), " runs build ", peer.version, " of the library, ", Who(me), " runs build ",
                        me.version, "; start the same build on all hosts"),
@@ -279,9 +286,11 @@ void Reception::Drop(Connection* c, const std::string& why) {
   LOG(WARNING) << "rendezvous: " << Who(seat.peer) << " has left again: " << why;
 }
 
-void Reception::Refuse(Connection* c, const std::string& why) {
+void Reception::Refuse(Connection* c, const std::string& why) { LeaveWith(c, Refusal(why)); }
+
+void Reception::LeaveWith(Connection* c, const std::string& last_frame) {
   c->leaving = true;
-  c->out += Refusal(why);
+  c->out += last_frame;
   c->deadline = SteadySeconds() + std::min(1.0, options_.connection_timeout);
   Write(c);
 }
@@ -325,6 +334,31 @@ void Reception::FailAll(const std::string& why, Connection* c) {
   listener_.Close();
   for (Connection& other : connections_)
     if (!other.gone && (other.process >= 0 || &other == c)) Refuse(&other, why);
+}
+
+void Reception::End(const PeerInfo& peer, const std::string& why) {
+  if (ended_.empty()) ended_ = Cat(Who(peer), " has ended before the start: ", why);
+}
+
+void Reception::TellEnd(Connection* c) {
+  wire::Answer answer;
+  answer.set_ended(ended_);
+  LeaveWith(c, Frame(answer.SerializeAsString()));
+}
+
+// Also those that are still to come, for a few seconds: processes of a job start at about the same time.
+void Reception::TellEndToAll() {
+  for (size_t p = 1; p < seats_.size(); ++p)
+    if (Connection* c = seats_[p].connection; c != nullptr) {
+      told_ended_.insert(static_cast<int>(p));
+      TellEnd(c);
+    }
+  const double end = std::min(end_, SteadySeconds() + options_.connection_timeout);
+  while (failure_.empty() && static_cast<int>(told_ended_.size()) < identity_.processes - 1 &&
+         SteadySeconds() < end)
+    Turn(end);
+  listener_.Close();
+  if (failure_.empty()) failure_ = ended_;
 }
 
 int Reception::Come() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <list>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ class Reception {
   // `reach`: the address to which the others connect, for messages.
   Reception(const ProcessIdentity& identity, const PeerInfo& mine, const RendezvousOptions& options,
             FileDescriptor listener, std::string reach);
+  // `peer` ends before the start because of `why`, which Run tells all that come.
+  void End(const PeerInfo& peer, const std::string& why);
   std::vector<PeerInfo> Run();  // see Rendezvous
 
  private:
@@ -49,11 +52,14 @@ class Reception {
   void Write(Connection* c);
   void Drop(Connection* c, const std::string& why);
   void Refuse(Connection* c, const std::string& why);
+  void LeaveWith(Connection* c, const std::string& last_frame);
   void Sweep(double now);
   void GiveTable();
   void TellAll(const std::string& frame);
   bool AllWritten() const;
   void FailAll(const std::string& why, Connection* c = nullptr);
+  void TellEnd(Connection* c);
+  void TellEndToAll();
 
   int Come() const;
   bool AllHere();
@@ -68,6 +74,8 @@ class Reception {
   std::list<Connection> connections_;  // oldest first
   std::vector<Seat> seats_;            // by process
   std::string failure_;
+  std::string ended_;         // who has ended before the start, and why; empty: nobody
+  std::set<int> told_ended_;  // processes
   bool table_given_ = false;
   double end_ = 0;        // until then all must have connected
   double no_accept_ = 0;  // until then nothing is accepted: out of descriptors

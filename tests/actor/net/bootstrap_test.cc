@@ -102,6 +102,12 @@ class ThreadJob {
       }
     }
   }
+  // For a process 0 that is none of these threads.
+  int ListenerOfProcess0() {
+    const int fd = dup(listener_.get());
+    listener_.Close();
+    return fd;
+  }
   FileDescriptor Stranger() const {
     std::string why;
     FileDescriptor fd = ConnectTo("127.0.0.1", identity.master_port, 10, &why);
@@ -147,6 +153,40 @@ wire::Answer HearAnswer(int fd, FrameReader* in) {
 void ExpectHas(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& part : parts)
     EXPECT_NE(text.find(part), std::string::npos) << part << "\nin: " << text;
+}
+
+// Whoever is there hears it at once, and so does who comes a little later.
+TEST(BootstrapTest, AProcessThatEndsBeforeTheStartEndsAll) {
+  for (int ends : {0, 1}) {
+    ThreadJob job(3);
+    const int here = 1 - ends, late = 2;
+    job.Start(here);
+    ProcessIdentity as = job.identity;
+    as.process = ends;
+    if (ends == 0) as.listen_fd = job.ListenerOfProcess0();
+    std::thread ending([&] { EndBeforeStart(as, Peer(ends), "there is no flag --foo", 30); });
+    Sleep(0.2);
+    job.Start(late);
+    ending.join();
+    job.Wait();
+    const std::string told = Cat("process ", ends, " (host host", ends, ", pid ", getpid(),
+                                 ") has ended before the start: there is no flag --foo");
+    EXPECT_EQ(job.errors[here], told);
+    EXPECT_EQ(job.errors[late], told);
+  }
+}
+
+// All have the same wrong flag: nobody waits for those that it has heard of.
+TEST(BootstrapTest, ProcessesThatAllEndBeforeTheStartDoNotWait) {
+  ThreadJob job(3);
+  std::vector<std::thread> ending;
+  for (int p = 0; p < 3; ++p) {
+    ProcessIdentity as = job.identity;
+    as.process = p;
+    if (p == 0) as.listen_fd = job.ListenerOfProcess0();
+    ending.emplace_back([as, p] { EndBeforeStart(as, Peer(p), "there is no flag --foo", 1e6); });
+  }
+  for (std::thread& thread : ending) thread.join();
 }
 
 TEST(BootstrapTest, FramesComeWholeAndBounded) {

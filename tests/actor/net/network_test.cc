@@ -5,11 +5,15 @@
 
 #include <dirent.h>
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
@@ -632,6 +636,60 @@ TEST(NetworkTest, LastWordsAreHeard) {
     processes.ExpectAllWell();
     if (HasFailure()) return;
   }
+}
+
+// This process's connections, with the bytes that the other end has acknowledged.
+std::map<int, uint64_t> BytesOfConnections() {
+  std::map<int, uint64_t> bytes;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    tcp_info info = {};
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == 1)  // established
+      bytes[fd] = info.tcpi_bytes_acked;
+  }
+  return bytes;
+}
+
+// What was said on the line for data, and is still to be read, is heard for a while; then the peer is lost
+// all the same.
+TEST(NetworkTest, ABrokenLineForHeartbeatsLeavesTimeForTheOther) {
+  Processes processes(2, [](int me, Line* line) {
+    std::atomic<int> heard{0};
+    std::vector<char> to(4 * kMiB);
+    Flag received;
+    NetworkOptions options;
+    options.peer_timeout = 40;  // a beat each 2 s; lost 4 s after the line has broken, or 24 s of silence
+    NetworkNode node(me, 2, line, options, [&](int, const std::string&, std::unique_ptr<Incoming> data) {
+      if (data->bytes() > 0) data->Receive(to.data(), &received);
+      ++heard;
+    });
+    Flag sent;
+    node.Send(1 - me, "large", to.data(), to.size(), &sent);
+    WaitUntil([&] { return sent.done() && received.done(); });
+    line->Say("both lines are open");
+    for (int k = 0; k < 2; ++k) line->Hear();
+    if (me == 1) {
+      const std::map<int, uint64_t> bytes = BytesOfConnections();
+      int broken = 0;
+      for (const auto& [fd, acknowledged] : bytes)
+        if (acknowledged < to.size()) broken += shutdown(fd, SHUT_RDWR) == 0;
+      REQUIRE(broken == 1 && bytes.size() == 2, broken, " of ", bytes.size(), " connections");
+    }
+    line->Say("one is broken");
+    for (int k = 0; k < 2; ++k) line->Hear();
+    Sleep(0.5);  // it has been noticed
+    node.Send(1 - me, "small");
+    WaitUntil([&] { return heard == 2 || !node.failures().empty(); });
+    REQUIRE(heard == 2, node.failures()[0].reason);
+    WaitUntil([&] { return !node.failures().empty(); });
+    REQUIRE(node.failures()[0].reason == "its connection was closed", node.failures()[0].reason);
+    line->Say("");
+    for (int k = 0; k < 2; ++k) line->Hear();
+    node.End();
+  });
+  for (int k = 0; k < 4; ++k) processes.Exchange();
+  processes.ExpectAllWell();
 }
 
 // Two processes, the second of which is stopped for `seconds`; both can talk afterwards and mind nothing.
