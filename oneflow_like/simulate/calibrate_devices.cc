@@ -98,8 +98,8 @@ constexpr ProbeShape kSmallShapes[] = {
      .room = 1.25}};
 
 // In a batch of some milliseconds, so that all is measured in less than a minute.
-constexpr TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
-constexpr TimingOptions kOnce = {.batch_seconds = 0, .batches = 1, .least_runs = 1, .most_sets = 1};
+const TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
+const TimingOptions kOnce = {.batch_seconds = 0, .batches = 1, .least_runs = 1, .most_sets = 1};
 // So many of the first models are also compiled with a quarter of the batch, so that what a call takes is
 // known beside what an element does.
 constexpr size_t kAlsoSmaller = 3;

@@ -178,7 +178,7 @@ double LaunchSeconds(MeasuredDevice* on, const TimingOptions& options) {
   return TimeKernel(on, spec, 0, options).seconds;
 }
 
-constexpr TimingOptions kCopies = {.batch_seconds = 0.01};
+const TimingOptions kCopies = {.batch_seconds = 0.01};
 
 double HostCopySeconds(MeasuredDevice* on, int64_t bytes, bool in) {
   auto device = on->device->Allocate(bytes, "what is copied");

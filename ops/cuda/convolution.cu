@@ -163,10 +163,10 @@ std::atomic<bool> library_allowed{true};
 // cuBLASLt gives in fp32; cuDNN's are of 16 bits.
 class FilterProduct {
  public:
-  // Whether it takes the convolution on the current device. Asked in the first act, which is never recorded.
-  bool Takes(const LibraryConvolution& c) {
-    if (asked_ == c) return gemm_ != nullptr;
+  // Made with the kernel, so that the library's proposals are timed with those for other products.
+  void Prepare(const LibraryConvolution& c) {
     asked_ = c;
+    checked_ = false;
     gemm_.reset();
     const ConvolutionShape& s = c.shape;
     const auto one = [](const ConvolutionAxis& axis) {
@@ -174,7 +174,7 @@ class FilterProduct {
     };
     if (c.kind != Kind::kGradFilter || c.result != DType::kFloat32 || c.dtype == c.result || s.groups != 1 ||
         !one(s.rows) || !one(s.columns))
-      return false;
+      return;
     GemmDescriptor product = DescribeGemm({.m = s.out,
                                            .n = s.in,
                                            .k = s.batch * s.rows.in * s.columns.in,
@@ -188,7 +188,13 @@ class FilterProduct {
     product.out = static_cast<int32_t>(c.result);
     product.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
     gemm_ = MakeGemm(product);
-    if (!gemm_->Check().ok()) gemm_.reset();
+  }
+  // Whether it takes the convolution on the current device. First asked in the first act, which is not
+  // recorded.
+  bool Takes(const LibraryConvolution& c) {
+    if (!(asked_ == c)) Prepare(c);
+    if (gemm_ && !checked_ && !gemm_->Check().ok()) gemm_.reset();
+    checked_ = true;
     return gemm_ != nullptr;
   }
   Status Launch(const ConvolutionArgs& args, const LaunchContext& launch) {
@@ -204,21 +210,22 @@ class FilterProduct {
  private:
   LibraryConvolution asked_;
   std::unique_ptr<Gemm> gemm_;
+  bool checked_ = false;
 };
 
 template <Kind kKind>
 class ConvolutionKernel : public CudaKernel {
  public:
-  ConvolutionKernel() {
+  explicit ConvolutionKernel(const KernelSpec& spec) {
     if (library_allowed) library_ = MakeConvolutionLibrary();
+    if (library_) product_.Prepare(AskedOf(spec, spec));
   }
 
   Status Launch(const KernelContext& context, const LaunchContext& launch) override {
     const TensorArg& out = context.out[0];
     if (out.elements() == 0) return Status();
     const ConvolutionArgs args = ConvolutionArgsOf(kKind, context);
-    const LibraryConvolution asked{kKind, ShapeOfConvolution(context.spec.attrs, args), context.in[0].dtype,
-                                   out.dtype, Tf32()};
+    const LibraryConvolution asked = AskedOf(context.spec, context);
     if (!MayAsk(context) || !MayConvolve(asked.shape))
       return LaunchTiles<kKind>(asked.shape, context, launch);
     if (product_.Takes(asked)) {
@@ -233,6 +240,12 @@ class ConvolutionKernel : public CudaKernel {
   }
 
  private:
+  // `of`: the spec, or the context of an act.
+  template <typename Args>
+  static LibraryConvolution AskedOf(const KernelSpec& spec, const Args& of) {
+    return {kKind, ShapeOfConvolution(spec.attrs, ConvolutionArgsOf(kKind, of)), of.in[0].dtype,
+            of.out[0].dtype, Tf32()};
+  }
   bool MayAsk(const KernelContext& context) const {
     if (!library_) return false;
     uintptr_t bits = reinterpret_cast<uintptr_t>(context.out[0].data);
@@ -249,7 +262,8 @@ class ConvolutionKernel : public CudaKernel {
 
 template <Kind kKind>
 void AddConvolutionKernel(const char* name, KernelRegistry* registry) {
-  registry->Add(name, "cuda", [](const KernelSpec&) { return std::make_unique<ConvolutionKernel<kKind>>(); });
+  registry->Add(name, "cuda",
+                [](const KernelSpec& spec) { return std::make_unique<ConvolutionKernel<kKind>>(spec); });
 }
 
 }  // namespace
