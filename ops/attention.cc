@@ -430,12 +430,14 @@ CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradien
   const int64_t batch = q.extent[0], queries = q.extent[1], keys = k.extent[1], width = q.extent[3];
   CudaAttentionScratch scratch;
   if (q.dtype == DType::kFloat32) return {.refused = "its operands are f32"};
-  const int64_t own = TensorAttentionBytes(gradient, masks.bias >= 0, batch, q.extent[2], queries, keys);
+  const bool dropout = spec.attrs.Float("dropout", 0) != 0;
+  const int64_t own = TensorAttentionBytes(gradient, masks.bias >= 0, dropout, batch, q.extent[2],
+                                           k.extent[2], queries, keys);
   if (own > kStreamWorkspaceBytes) scratch.work = own;
   const auto refused = [&](const auto&... why) {
     return CudaAttentionScratch{.work = scratch.work, .refused = Cat(why...)};
   };
-  if (spec.attrs.Float("dropout", 0) != 0) return refused("a library's dropout draws other numbers");
+  if (dropout) return refused("a library's dropout draws other numbers");
   if (masks.bias >= 0) return refused("it has a bias");
   if (width % 8 != 0 || width > kMostLibraryAttentionWidth || width != v.extent[3])
     return refused("its heads are ", width, " wide, and those of values ", v.extent[3]);

@@ -4,10 +4,11 @@
 // deterministic kernels keep the gradient of every score, in 16 bits; where heads share keys also the
 // gradients of keys and values of every head, before they are added up.
 //
-// By our own kernels, for what the library does not take: a number for each query of each head, and a few for
-// each 32 positions.
+// By our own kernels, for what the library does not take: a number for each query of each head, a few for
+// each 32 positions, and with dropout a bit for each score of some heads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -64,13 +65,18 @@ struct PlaceRange {
   int64_t low_document, high_document;
 };
 
-// What our own kernels need for a piece.
-inline int64_t TensorAttentionBytes(bool gradient, bool bias, int64_t batch, int64_t heads, int64_t queries,
-                                    int64_t keys) {
+// What our own kernels need for a piece: with dropout a bit for each score of all heads, or of as many groups
+// of heads that share keys as fit the work space of the stream, of one at least.
+inline int64_t TensorAttentionBytes(bool gradient, bool bias, bool dropout, int64_t batch, int64_t heads,
+                                    int64_t key_heads, int64_t queries, int64_t keys) {
   const auto ranges = [](int64_t rows) { return (rows + kRangedRows - 1) / kRangedRows; };
   const int64_t of_ranges = batch * (ranges(queries) + ranges(keys)) * int64_t{sizeof(PlaceRange)};
   const int64_t of_queries = gradient ? (batch * heads * queries + 1) / 2 * 8 : 0;  // floats
-  return of_ranges + of_queries + (bias ? batch * heads * ranges(queries) * ranges(keys) : 0);
+  const int64_t of_bias = bias ? (batch * heads * ranges(queries) * ranges(keys) + 7) / 8 * 8 : 0;
+  const int64_t bytes = of_ranges + of_queries + of_bias;
+  if (!dropout || key_heads == 0) return bytes;
+  const int64_t of_group = heads / key_heads * ((queries + 63) / 64) * ((keys + 63) / 64) * (64 * 64 / 8);
+  return bytes + std::min(batch * key_heads * of_group, std::max(of_group, kStreamWorkspaceBytes - bytes));
 }
 
 // The widest heads that any of these libraries takes.

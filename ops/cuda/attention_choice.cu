@@ -40,6 +40,9 @@ void SetMasks(const KernelContext& context, const TensorArg& q, const TensorArg&
   if (masks.bias < 0) return;
   s->bias = context.in[masks.bias].as<float>();
   s->bias_strides = StridesOf(context.in[masks.bias]);
+  const int64_t* const stride = s->bias_strides.at;
+  s->bias_pairs = stride[3] == 1 && (stride[0] | stride[1] | stride[2]) % 2 == 0 &&
+                  reinterpret_cast<uintptr_t>(s->bias) % sizeof(float2) == 0;
 }
 
 // `first`: the number of the operand q, which k and v follow; `first_mask`: of the first optional one.

@@ -1,7 +1,10 @@
 // Scores of attention in the sums of a warp (attention_tensor.h): which tiles have any, what masks hide of
 // them, biases, and what dropout keeps of their probabilities. kQueryRows: rows are queries and columns keys;
-// else the other way round. Scores are in units of log2, so that PowerOfTwo gives their probabilities.
+// else the other way round. What is known before, of tiles and draws, small kernels of attention_knowledge.cu
+// write.
 #pragma once
+
+#include <functional>
 
 #include "ops/attention_library.h"
 #include "ops/cuda/attention_tensor.h"
@@ -60,14 +63,29 @@ OFL_DEVICE PlaceRange JoinRanges(const PlaceRange& x, const PlaceRange& y) {
           x.high_document > y.high_document ? x.high_document : y.high_document};
 }
 
-// What the masks' operands leave, of every 32 queries and keys; written before by LaunchTileKnowledge.
+// What masks' operands and dropout leave, of every 32 queries and keys; written before by LaunchParts.
 struct TileKnowledge {
   const PlaceRange* ranges = nullptr;     // of queries, then of keys, each [b tiles]
   const unsigned char* biased = nullptr;  // [b h tiles_s tiles_t] of the bias, 1 along axes of its broadcast;
                                           // nullptr: no operand, or a bias too large to be read once more
+  const uint32_t* kept = nullptr;         // [b h tiles_t s] of the launch's pairs: bit t is set if dropout
+                                          // keeps the score; tiles without scores may have anything
 };
 
 OFL_HOST_DEVICE int64_t RangesOf(int64_t length) { return (length + kRangedRows - 1) / kRangedRows; }
+// What masks leave by ranges of positions and documents.
+OFL_DEVICE bool MayMeet(const AttentionShape& shape, const PlaceRange& query, const PlaceRange& key) {
+  return (!shape.causal || key.low <= query.high) &&
+         (shape.window == 0 || key.high > query.low - shape.window) &&
+         query.low_document <= key.high_document && key.low_document <= query.high_document;
+}
+// Whether every query sees every key.
+OFL_DEVICE bool AllMeet(const AttentionShape& shape, const PlaceRange& query, const PlaceRange& key) {
+  return (!shape.causal || key.high <= query.low) &&
+         (shape.window == 0 || key.low > query.high - shape.window) &&
+         query.low_document == query.high_document && key.low_document == key.high_document &&
+         query.low_document == key.low_document;
+}
 // Elements between neighbours of `biased`.
 OFL_HOST_DEVICE BiasStrides BiasedStrides(const AttentionShape& shape) {
   const int64_t* const stride = shape.bias_strides.at;
@@ -82,13 +100,15 @@ OFL_HOST_DEVICE BiasStrides BiasedStrides(const AttentionShape& shape) {
 }
 
 // Tiles of C columns for a tile of rows, in order, without those that masks empty: by places, and by the
-// ranges of positions and documents, and biases of minus infinity.
+// ranges of positions and documents, and biases of minus infinity. Lanes look at 32 tiles at once.
 template <bool kQueryRows, int C>
 struct TileWalk {
   const AttentionShape& shape;
   const PlaceRange *rows, *columns;  // of this sequence; nullptr: places decide
   const unsigned char* biased;       // of this sequence and these rows; nullptr: a bias hides none
   int64_t begin, end, last_range, last_column_range;
+  int64_t looked, head;         // the first of the 32 tiles of the masks, and the head
+  unsigned met = 0, whole = 0;  // bit i: whether tile looked + i has scores, and whether masks leave all
 
   OFL_DEVICE TileWalk(const AttentionShape& of, const TileKnowledge& known, int64_t b, int64_t first)
       : shape(of),
@@ -96,7 +116,9 @@ struct TileWalk {
         columns(nullptr),
         biased(known.biased),
         last_range(0),
-        last_column_range(0) {
+        last_column_range(0),
+        looked(-32),
+        head(-1) {
     const int64_t length = kQueryRows ? shape.keys : shape.queries,
                   of_rows = kQueryRows ? shape.queries : shape.keys;
     const int64_t last = (first + kTensorRows < of_rows ? first + kTensorRows : of_rows) - 1;
@@ -140,14 +162,15 @@ struct TileWalk {
     return last < last_column_range ? last : last_column_range;
   }
 
-  OFL_DEVICE bool Meets(int64_t tile) const {
-    if (columns == nullptr) return true;
+  OFL_DEVICE void Meet(int64_t tile, bool* any, bool* all) const {
+    *any = true;
+    *all = false;
+    if (columns == nullptr) return;
     const PlaceRange of_rows = Joined(rows, 0, last_range),
                      of_columns = Joined(columns, FirstOf(tile), LastOf(tile));
     const PlaceRange &query = kQueryRows ? of_rows : of_columns, &key = kQueryRows ? of_columns : of_rows;
-    return (!shape.causal || key.low <= query.high) &&
-           (shape.window == 0 || key.high > query.low - shape.window) &&
-           query.low_document <= key.high_document && key.low_document <= query.high_document;
+    *any = MayMeet(shape, query, key);
+    *all = AllMeet(shape, query, key);
   }
 
   OFL_DEVICE bool Biased(int64_t tile, int64_t h) const {
@@ -161,45 +184,82 @@ struct TileWalk {
     return any;
   }
 
-  // The first tile of head h of queries from this one on, not below `end` if there is none. All lanes look,
-  // at a tile each.
-  OFL_DEVICE int64_t From(int64_t tile, int64_t h) const {
+  // The first tile of head h of queries from this one on, not below `end` if there is none.
+  OFL_DEVICE int64_t From(int64_t tile, int64_t h) {
     if (columns == nullptr && biased == nullptr) return tile;
-    for (; tile < end; tile += 32) {
-      const int64_t mine = tile + threadIdx.x % 32;
-      const unsigned met = __ballot_sync(0xFFFFFFFFu, mine < end && Meets(mine) && Biased(mine, h));
-      if (met != 0) return tile + __ffs(static_cast<int>(met)) - 1;
+    for (; tile < end; tile = looked + 32) {
+      if (tile < looked || tile >= looked + 32 || h != head) {
+        const int64_t mine = tile + threadIdx.x % 32;
+        bool any = false, all = false;
+        if (mine < end) Meet(mine, &any, &all);
+        if (any) any = Biased(mine, h);
+        looked = tile;
+        head = h;
+        met = __ballot_sync(0xFFFFFFFFu, any);
+        whole = __ballot_sync(0xFFFFFFFFu, all);
+      }
+      const unsigned left = met >> (tile - looked);
+      if (left != 0) return tile + __ffs(static_cast<int>(left)) - 1;
     }
     return end;
   }
+  // Whether positions and documents leave all of a tile that From gave last.
+  OFL_DEVICE bool Whole(int64_t tile) const { return (whole >> ((tile - looked) & 31) & 1) != 0; }
 };
 
-// Writes what masks' operands leave to `room`, of TensorAttentionBytes without those of a gradient
-// (attention_tensor.cu).
-TileKnowledge LaunchTileKnowledge(const AttentionShape& shape, void* room, const LaunchContext& launch);
+// Writes what is known to the work space, from `room` on, for the parts of the batch and heads whose draws
+// fit, one after the other, and calls launch_part(part, known) for each.
+void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& launch,
+                 const std::function<void(const AttentionShape&, const TileKnowledge&)>& launch_part);
 
-// --- Scores
+// --- Scores: dots times ScoreUnit, or with a bias (dot scale + bias) times it, in units of log2
 
-// Adds the bias to the warp's scores.
+OFL_DEVICE bool ScoresAreDots(const AttentionShape& shape) {
+  return shape.bias == nullptr && shape.scale > 0;  // so that the greatest dot gives the greatest score
+}
+OFL_DEVICE float ScoreUnit(const AttentionShape& shape) {
+  return ScoresAreDots(shape) ? shape.scale * kLog2E : kLog2E;
+}
+
+// The bias of the warp's scores, 0 where there is none. To be asked for before the dots, which take as long.
 template <bool kQueryRows, int C>
-OFL_DEVICE void AddBias(const AttentionShape& shape, int64_t b, int64_t h, int64_t row, int64_t column,
-                        Sums<C>* scores) {
+OFL_DEVICE void LoadBias(const AttentionShape& shape, int64_t b, int64_t h, int64_t row, int64_t column,
+                         Sums<C>* bias) {
   const int64_t* const stride = shape.bias_strides.at;
-  const int64_t down = 8 * stride[kQueryRows ? 2 : 3], along = stride[kQueryRows ? 3 : 2];
+  const int64_t down = stride[kQueryRows ? 2 : 3], along = stride[kQueryRows ? 3 : 2];
   const int64_t left_rows = (kQueryRows ? shape.queries : shape.keys) - row,
                 left_columns = (kQueryRows ? shape.keys : shape.queries) - column;
+  const float* at = shape.bias + b * stride[0] + h * stride[1] + (row + RowOfSum(0)) * down +
+                    (column + ColumnOfSum(0)) * along;
+  const float* below = at + 8 * down;
+  if (left_rows >= 16 && left_columns >= C) {
+    if (kQueryRows && shape.bias_pairs) {
+      OFL_UNROLL
+      for (int n = 0; n < C / 8; ++n) {
+        const float2 high = *reinterpret_cast<const float2*>(at + 8 * n),
+                     low = *reinterpret_cast<const float2*>(below + 8 * n);
+        bias->Of(n) = {{high.x, high.y, low.x, low.y}};
+      }
+      return;
+    }
+    OFL_UNROLL
+    for (int n = 0; n < C / 8; ++n) {  // addresses that move: offsets of all elements would be kept
+      bias->Of(n) = {{at[0], at[along], below[0], below[along]}};
+      at += 8 * along;
+      below += 8 * along;
+    }
+    return;
+  }
   const int rows = static_cast<int>(left_rows < 16 ? left_rows : 16) - RowOfSum(0),
             columns = static_cast<int>(left_columns < C ? left_columns : C) - ColumnOfSum(0);
-  const float* at = shape.bias + b * stride[0] + h * stride[1] + (row + RowOfSum(0)) * (down / 8) +
-                    (column + ColumnOfSum(0)) * along;
   OFL_UNROLL
-  for (int n = 0; n < C / 8; ++n) {  // one address that moves: offsets of all elements would be kept
+  for (int n = 0; n < C / 8; ++n) {
     OFL_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (i / 2 * 8 < rows && 8 * n + i % 2 < columns)
-        scores->Of(n).at[i] += at[i / 2 * down + i % 2 * along] * kLog2E;
-    }
+    for (int i = 0; i < 4; ++i)
+      bias->Of(n).at[i] =
+          i / 2 * 8 < rows && 8 * n + i % 2 < columns ? (i < 2 ? at : below)[i % 2 * along] : 0.0f;
     at += 8 * along;
+    below += 8 * along;
   }
 }
 
@@ -209,10 +269,10 @@ struct LaneBits {
   OFL_DEVICE bool At(int n, int i) const { return (bits >> (4 * n + i) & 1) != 0; }
 };
 
-// -infinity where a key is hidden, or is none.
+// -infinity where a key is hidden, or is none. `whole`: positions and documents hide none.
 template <bool kQueryRows, int C>
 OFL_DEVICE void HideScores(const AttentionShape& shape, int64_t row, int64_t column, const RowPlaces& places,
-                           const ColumnData<C>& data, Sums<C>* scores) {
+                           const ColumnData<C>& data, bool whole, Sums<C>* scores) {
   static_assert(C <= 64, "bits of a word");
   const int64_t left_rows = (kQueryRows ? shape.queries : shape.keys) - row,
                 left_columns = (kQueryRows ? shape.keys : shape.queries) - column;
@@ -222,26 +282,48 @@ OFL_DEVICE void HideScores(const AttentionShape& shape, int64_t row, int64_t col
   const int least = shape.causal ? 0 : -kAny,
             most = shape.window == 0 || shape.window > kAny ? kAny : static_cast<int>(shape.window);
   const int64_t nearest = behind - (kQueryRows ? C - 1 : 15), farthest = behind + (kQueryRows ? 15 : C - 1);
-  if (left_rows >= 16 && left_columns >= C && shape.by_places && nearest >= least && farthest < most) return;
+  const bool sees_all = shape.by_places ? nearest >= least && farthest < most : whole;
+  if (left_rows >= 16 && left_columns >= C && sees_all) return;
   const int rows = static_cast<int>(left_rows < 16 ? left_rows : 16),
             columns = static_cast<int>(left_columns < C ? left_columns : C),
             distance = static_cast<int>(behind);
+  if (shape.by_places) {  // columns [low, high) of each row
+    int low[2], high[2];
+    OFL_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int r = RowOfSum(2 * half);
+      const int from = kQueryRows ? distance + r - most + 1 : least - distance + r,
+                to = kQueryRows ? distance + r - least + 1 : most - distance + r;
+      low[half] = from - ColumnOfSum(0);
+      high[half] = (r >= rows ? 0 : to < columns ? to : columns) - ColumnOfSum(0);
+    }
+    OFL_UNROLL
+    for (int n = 0; n < C / 8; ++n) {
+      OFL_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int c = 8 * n + i % 2;
+        if (c < low[i / 2] || c >= high[i / 2]) scores->Of(n).at[i] = -INFINITY;
+      }
+    }
+    return;
+  }
   LaneBits seen = {0};
-  OFL_ROLLED  // few registers; most tiles come here under documents and positions only
+  const int own = WarpOfThread() * 16 + RowOfSum(0);
+  const int64_t row_place[2] = {places.place[own], places.place[own + 8]},
+                row_document[2] = {places.document[own], places.document[own + 8]};
+  OFL_ROLLED  // few registers
   for (int n = 0; n < C / 8; ++n) {
     OFL_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int r = RowOfSum(i), c = 8 * n + ColumnOfSum(i), of_block = WarpOfThread() * 16 + r;
-      bool sees = r < rows && c < columns;
-      if (shape.by_places) {
-        const int far = distance + (kQueryRows ? r - c : c - r);
-        sees = sees && far >= least && far < most;
-      } else if (sees) {
-        const int64_t row_place = places.place[of_block], row_document = places.document[of_block];
-        sees = kQueryRows ? shape.Sees(row_place, data.place[c], row_document, data.document[c])
-                          : shape.Sees(data.place[c], row_place, data.document[c], row_document);
+    for (int e = 0; e < 2; ++e) {
+      const int c = 8 * n + ColumnOfSum(e);
+      const int64_t place = data.place[c], document = data.document[c];
+      OFL_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const bool sees = RowOfSum(2 * half) < rows && c < columns &&
+                          (kQueryRows ? shape.Sees(row_place[half], place, row_document[half], document)
+                                      : shape.Sees(place, row_place[half], document, row_document[half]));
+        seen.bits |= static_cast<uint32_t>(sees) << (4 * n + 2 * half + e);
       }
-      seen.bits |= static_cast<uint32_t>(sees) << (4 * n + i);
     }
   }
   OFL_UNROLL
@@ -254,75 +336,74 @@ OFL_DEVICE void HideScores(const AttentionShape& shape, int64_t row, int64_t col
 
 // From dots to scores, of the warp's rows from `row` on.
 template <bool kQueryRows, int C>
-OFL_DEVICE void FinishScores(const AttentionShape& shape, int64_t b, int64_t h, int64_t row, int64_t column,
-                             const RowPlaces& places, const ColumnData<C>& data, Sums<C>* scores) {
-  const float scale = shape.scale * kLog2E;
-  OFL_UNROLL
-  for (int n = 0; n < C / 8; ++n) {
+OFL_DEVICE void FinishScores(const AttentionShape& shape, int64_t row, int64_t column,
+                             const RowPlaces& places, const ColumnData<C>& data, bool whole,
+                             const Sums<C>& bias, Sums<C>* scores) {
+  if (shape.bias != nullptr) {
     OFL_UNROLL
-    for (float& x : scores->Of(n).at) x *= scale;
+    for (int n = 0; n < C / 8; ++n) {
+      OFL_UNROLL
+      for (int i = 0; i < 4; ++i) scores->Of(n).at[i] = scores->Of(n).at[i] * shape.scale + bias.Of(n).at[i];
+    }
+  } else if (!ScoresAreDots(shape)) {
+    OFL_UNROLL
+    for (int n = 0; n < C / 8; ++n) {
+      OFL_UNROLL
+      for (float& x : scores->Of(n).at) x *= shape.scale;
+    }
   }
-  if (shape.bias != nullptr) AddBias<kQueryRows>(shape, b, h, row, column, scores);
-  HideScores<kQueryRows>(shape, row, column, places, data, scores);
+  HideScores<kQueryRows>(shape, row, column, places, data, whole, scores);
 }
 
 // --- Dropout
-// Whether draw `index` and the three after it are kept, as four bits. REQUIRES: index is a multiple of 4.
-OFL_DEVICE uint32_t KeepFour(const AttentionShape& shape, int64_t step, int64_t index) {
-  const Philox4 four =
-      Philox(shape.random_key, static_cast<uint64_t>(index) >> 2, static_cast<uint64_t>(step));
-  uint32_t bits = 0;
-  OFL_UNROLL
-  for (int j = 0; j < 4; ++j) bits |= static_cast<uint32_t>(ToUniform(four.v[j]) >= shape.drop) << j;
-  return bits;
+// Words of TileKnowledge::kept for a head, with pads, so that any tile of 64 by 64 may be read.
+OFL_HOST_DEVICE int64_t KeptPitch(int64_t queries) { return (queries + 63) / 64 * 64; }
+OFL_HOST_DEVICE int64_t KeptWords(int64_t queries, int64_t keys) {
+  return (keys + 63) / 64 * 2 * KeptPitch(queries);
 }
 
-// Four neighbouring keys share a block of draws, and lie in two or four lanes: each lane makes as many blocks
-// as it has elements divided by four, and bits are exchanged. Set bits are kept.
+// The bits of the warp's scores, read before the dots, too.
 template <bool kQueryRows, int C>
-OFL_DEVICE LaneBits KeptOf(const AttentionShape& shape, int64_t step, int64_t b, int64_t h, int64_t row,
-                           int64_t column) {
-  static_assert(C <= 64, "bits of a word");
-  if (!(shape.drop > 0)) return {0xFFFFFFFFu};
-  uint32_t bits = 0;
-  if (shape.global_keys % 4 != 0 || shape.key_begin % 4 != 0) {  // blocks begin anywhere
-    OFL_ROLLED
-    for (int n = 0; n < C / 8; ++n) {
-      OFL_ROLLED
-      for (int i = 0; i < 4; ++i) {
-        const int64_t r = row + RowOfSum(i), c = column + 8 * n + ColumnOfSum(i);
-        const int64_t index = kQueryRows ? DrawOf(shape, b, h, r, c) : DrawOf(shape, b, h, c, r);
-        const uint32_t draw =
-            RandomBits(shape.random_key, static_cast<uint64_t>(step), static_cast<uint64_t>(index));
-        bits |= static_cast<uint32_t>(ToUniform(draw) >= shape.drop) << (4 * n + i);
+struct KeptScores {
+  uint32_t word[kQueryRows ? C / 32 : C / 8][2];  // [keys / 32][upper or lower row], or [n][column]
+
+  OFL_DEVICE void Load(const AttentionShape& shape, const TileKnowledge& known, int64_t pair, int64_t row,
+                       int64_t column) {
+    const int64_t pitch = KeptPitch(shape.queries);
+    const uint32_t* const head =
+        known.kept + (pair - shape.first_pair) * KeptWords(shape.queries, shape.keys);
+    if constexpr (kQueryRows) {
+      const uint32_t* const at = head + column / 32 * pitch + row + RowOfSum(0);
+      OFL_UNROLL
+      for (int i = 0; i < C / 32; ++i) {
+        word[i][0] = at[i * pitch] >> ColumnOfSum(0);
+        word[i][1] = at[i * pitch + 8] >> ColumnOfSum(0);
+      }
+    } else {
+      const uint32_t* const at = head + row / 32 * pitch + column + ColumnOfSum(0);
+      const int shift = static_cast<int>(row % 32) + RowOfSum(0);
+      OFL_UNROLL
+      for (int n = 0; n < C / 8; ++n) {
+        const uint2 two = *reinterpret_cast<const uint2*>(at + 8 * n);
+        word[n][0] = two.x >> shift;
+        word[n][1] = two.y >> shift;
       }
     }
-    return {bits};
   }
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  if (kQueryRows) {
-    // Two neighbouring lanes have four keys of two rows: the even one draws for the upper row.
-    const bool odd = lane % 2 != 0;
-    const int64_t first = DrawOf(shape, b, h, row + RowOfSum(odd ? 2 : 0), column + ColumnOfSum(0) / 4 * 4);
-    OFL_ROLLED
-    for (int n = 0; n < C / 8; ++n) bits |= KeepFour(shape, step, first + 8 * n) << (4 * n);
-    constexpr uint32_t kLow = 0x33333333u, kHigh = 0xCCCCCCCCu;
-    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, bits, 1);
-    return {odd ? (other >> 2 & kLow) | (bits & kHigh) : (bits & kLow) | (other << 2 & kHigh)};
+  OFL_DEVICE bool At(int n, int i) const {
+    const uint32_t bits =
+        kQueryRows ? word[n / 4][i / 2] >> (n % 4 * 8 + i % 2) : word[n][i % 2] >> (i / 2 * 8);
+    return (bits & 1) != 0;
   }
-  // Four lanes that are four apart have four keys, of two queries and two halves each: a lane draws for one.
-  const int mine = lane / 4 % 4;
-  const int64_t four = row + RowOfSum(mine) / 4 * 4;
-  OFL_ROLLED
-  for (int n = 0; n < C / 8; ++n)
-    bits |= KeepFour(shape, step, DrawOf(shape, b, h, column + 8 * n + ColumnOfSum(mine), four)) << (4 * n);
-  uint32_t kept = 0;
-  OFL_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t of = __shfl_sync(0xFFFFFFFFu, bits, lane / 16 * 16 + i * 4 + lane % 4);
-    kept |= (of >> mine & 0x11111111u) << i;
+  // Sets what is dropped to 0.
+  OFL_DEVICE void Apply(Sums<C>* sums) const {
+    OFL_UNROLL
+    for (int n = 0; n < C / 8; ++n) {
+      OFL_UNROLL
+      for (int i = 0; i < 4; ++i)
+        if (!At(n, i)) sums->Of(n).at[i] = 0;
+    }
   }
-  return {kept};
-}
+};
 
 }  // namespace oneflow_like::cuda

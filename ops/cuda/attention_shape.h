@@ -37,7 +37,8 @@ struct AttentionShape {
   PlaceView query_positions, key_positions, query_documents, key_documents;
   const float* bias;
   BiasStrides bias_strides;
-  int64_t first_pair, pairs;  // of batch and head of queries, in this launch
+  bool bias_pairs;            // whether two of its elements for keys 2 t and 2 t + 1 may be read at once
+  int64_t first_pair, pairs;  // of batch and head of queries, in this launch: whole groups in a gradient
 
   // Whether a query sees a key, by their positions and documents.
   OFL_DEVICE bool Sees(int64_t query, int64_t key, int64_t query_document, int64_t key_document) const {
@@ -58,25 +59,27 @@ struct HeadRows {
 
 // One head of a tensor [b, length, heads, width].
 struct HeadView {
-  int64_t b, h, heads, length;
+  int64_t begin, pitch, length;  // offset of position 0, and from one position to the next
   int width;
   bool packed;
 
   // Offset of element 0 of position i.
-  OFL_DEVICE int64_t RowAt(int64_t i) const { return ((b * length + i) * heads + h) * width; }
+  OFL_DEVICE int64_t RowAt(int64_t i) const { return begin + i * pitch; }
   // At most `most` rows from `first` on.
   template <typename T>
   OFL_DEVICE HeadRows<T> Rows(const T* data, int64_t first, int most) const {
     int64_t left = length - first;
-    return {data + RowAt(first), heads * width, static_cast<int>(left < most ? left : most), width, packed};
+    return {data + RowAt(first), pitch, static_cast<int>(left < most ? left : most), width, packed};
   }
 };
 // Of head h of queries, and of the keys it shares.
 OFL_DEVICE HeadView QueryView(const AttentionShape& shape, int64_t b, int64_t h, int width) {
-  return {b, h, shape.heads, shape.queries, width, shape.packed};
+  const int64_t pitch = shape.heads * width;
+  return {b * shape.queries * pitch + h * width, pitch, shape.queries, width, shape.packed};
 }
 OFL_DEVICE HeadView KeyView(const AttentionShape& shape, int64_t b, int64_t h, int width) {
-  return {b, h / shape.group, shape.key_heads, shape.keys, width, shape.packed};
+  const int64_t pitch = shape.key_heads * width;
+  return {b * shape.keys * pitch + h / shape.group * width, pitch, shape.keys, width, shape.packed};
 }
 
 OFL_DEVICE bool Seen(const AttentionShape& shape, int64_t b, int64_t s, int64_t t) {

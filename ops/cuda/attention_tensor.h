@@ -58,21 +58,40 @@ OFL_DEVICE void LoadRows(const HeadRows<T>& rows, int from, LeftFragment (&left)
   }
 }
 
-// Elements [from, from + W) of the rows to shared memory, zeros where there are none; to be waited for.
+// Elements [from, from + W) of the rows to shared memory, zeros where there are none; to be waited for. A
+// thread has the same packs of every kDown-th row: two pointers move.
 template <typename T, int kRows, int W>
 OFL_DEVICE void Stage(const HeadRows<T>& rows, int from, const SharedTile<T, kRows, W>& tile) {
-  OFL_UNROLL
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * W / 8; i += kTensorThreads) {
-    const int row = i / (W / 8), column = i % (W / 8) * 8, left = rows.width - from - column;
-    const bool here = row < rows.count && left > 0;
-    const T* const source = here ? rows.data + row * rows.pitch + from + column : rows.data;
-    if (rows.packed) {
-      CopyLater(tile.At(row, column), source, here ? 8 : 0);
-      continue;
+  constexpr int kPacks = W / 8, kAcross = kPacks % 16 == 0 ? 16 : kPacks % 8 == 0 ? 8 : 4;
+  constexpr int kDown = kTensorThreads / kAcross;
+  // What permutes packs (SharedTile::Place) repeats every eight rows, and within four packs or all of a row.
+  static_assert(kDown % 8 == 0 && kRows % kDown == 0);
+  const int row = static_cast<int>(threadIdx.x) / kAcross,
+            column = static_cast<int>(threadIdx.x) % kAcross * 8;
+  const int left = rows.width - from - column;
+  const T* source = rows.data + row * rows.pitch + from + column;
+  T* const to = tile.At(row, column);
+  if (rows.packed) {
+    OFL_UNROLL
+    for (int down = 0; down < kRows; down += kDown) {
+      OFL_UNROLL
+      for (int across = 0; across < W; across += 8 * kAcross)
+        CopyPackLater(to + down * W + across, source + across, row + down < rows.count && across < left);
+      source += kDown * rows.pitch;
     }
-    Pack<T, 8> pack;
-    for (int e = 0; e < 8; ++e) pack.at[e] = here && e < left ? source[e] : T{0};
-    *reinterpret_cast<Pack<T, 8>*>(tile.At(row, column)) = pack;
+    return;
+  }
+  OFL_ROLLED
+  for (int down = 0; down < kRows; down += kDown) {
+    OFL_ROLLED
+    for (int across = 0; across < W; across += 8 * kAcross) {
+      Pack<T, 8> pack;
+      OFL_UNROLL
+      for (int e = 0; e < 8; ++e)
+        pack.at[e] = row + down < rows.count && across + e < left ? source[across + e] : T{0};
+      *reinterpret_cast<Pack<T, 8>*>(to + down * W + across) = pack;
+    }
+    source += kDown * rows.pitch;
   }
 }
 
@@ -130,28 +149,33 @@ OFL_DEVICE void AddWideDots(const HeadRows<T>& rows, const HeadRows<T>& columns,
 }
 
 // Elements [from, from + W) of the warp's rows, of the tile that begins at `first`, each row times its
-// factor.
+// factor, through the warp's rows of `room`.
 template <typename T, int W>
 OFL_DEVICE void StoreRows(const Sums<W>& out, const float (&factor)[2], const HeadView& head, int64_t first,
-                          int from, T* to) {
+                          int from, const SharedTile<T, kTensorRows, W>& room, T* to) {
+  __syncwarp();  // other lanes may have read them
   OFL_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int64_t row = first + RowOfLane() + 8 * half;
-    if (row >= head.length) continue;
-    T* const at = to + head.RowAt(row);
     OFL_UNROLL
-    for (int n = 0; n < W / 8; ++n) {
-      const int column = from + 8 * n + ColumnOfSum(0);
-      const float low = out.Of(n).at[2 * half] * factor[half],
-                  high = out.Of(n).at[2 * half + 1] * factor[half];
-      if (column >= head.width) continue;
-      if (head.packed) {
-        *reinterpret_cast<uint32_t*>(at + column) = PairOf<T>(low, high);
-      } else {
-        at[column] = Store<T>(low);
-        if (column + 1 < head.width) at[column + 1] = Store<T>(high);
-      }
+    for (int n = 0; n < W / 8; ++n)
+      *reinterpret_cast<uint32_t*>(room.At(RowOfLane() + 8 * half, 8 * n + ColumnOfSum(0))) =
+          PairOf<T>(out.Of(n).at[2 * half] * factor[half], out.Of(n).at[2 * half + 1] * factor[half]);
+  }
+  __syncwarp();
+  OFL_UNROLL
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < 16 * W / 8; i += 32) {
+    const int row = WarpOfThread() * 16 + i / (W / 8), column = i % (W / 8) * 8;
+    const int left = head.width - from - column;
+    if (first + row >= head.length || left <= 0) continue;
+    const Pack<T, 8> pack = *reinterpret_cast<const Pack<T, 8>*>(room.At(row, column));
+    T* const at = to + head.RowAt(first + row) + from + column;
+    if (head.packed) {
+      *reinterpret_cast<Pack<T, 8>*>(at) = pack;
+      continue;
     }
+    OFL_UNROLL
+    for (int e = 0; e < 8; ++e)
+      if (e < left) at[e] = pack.at[e];
   }
 }
 

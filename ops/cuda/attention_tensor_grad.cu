@@ -43,115 +43,141 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads)
   }
 }
 
-// Of one score and what came to its probability. Of hidden ones the others may be anything.
-struct TensorSlope {
-  float p, ds;
+// What makes a probability of a score again: lse in units of log2, +infinity for a query without keys, so
+// that none is left of it.
+struct QueryStatistics {
+  float lse, delta;
+  OFL_DEVICE static QueryStatistics Of(const float* lse, const float* delta, int64_t query) {
+    const float of_query = lse[query];
+    return {of_query == -INFINITY ? INFINITY : of_query * kLog2E, delta[query]};
+  }
 };
-OFL_DEVICE TensorSlope SlopeOfScore(float score, float lse, float dp, float delta) {
-  if (score == -INFINITY) return {0, 0};
-  const float p = PowerOfTwo(score - lse);
-  return {p, p * (dp - delta)};
-}
 
-// --- Rows are queries: what a block knows of its own
-template <typename T, int W, bool kWide>
-struct QueryTile {
-  int64_t b, h, first;
-  HeadRows<T> q, dout;
-  LeftFragment q_rows[W / 16], dout_rows[W / 16];
-  float lse[2], delta[2];
-
-  OFL_DEVICE QueryTile(const AttentionShape& shape, int64_t pair, int64_t from, const T* q_data,
-                       const T* dout_data, const float* all_lse, const float* all_delta)
-      : b(pair / shape.heads), h(pair % shape.heads), first(from) {
-    q = QueryView(shape, b, h, shape.width).Rows(q_data, first, kTensorRows);
-    dout = QueryView(shape, b, h, shape.value_width).Rows(dout_data, first, kTensorRows);
-    if (!kWide) {
-      LoadRows<T, W>(q, 0, q_rows);
-      LoadRows<T, W>(dout, 0, dout_rows);
-    }
+// P and dS from scores and dP, of which what was dropped is 0. Of hidden scores dP may be anything.
+// `of_element(n, i)`: the statistics of a score's query.
+template <int C, typename OfElement>
+OFL_DEVICE void FinishSlopes(const AttentionShape& shape, const OfElement& of_element, Sums<C>* scores,
+                             Sums<C>* slopes) {
+  const float unit = ScoreUnit(shape);
+  OFL_UNROLL
+  for (int n = 0; n < C / 8; ++n) {
     OFL_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int64_t s = first + RowOfLane() + 8 * half;
-      const bool here = s < shape.queries;
-      lse[half] = here ? all_lse[pair * shape.queries + s] * kLog2E : 0.0f;
-      delta[half] = here ? all_delta[pair * shape.queries + s] : 0.0f;
+    for (int i = 0; i < 4; ++i) {
+      const QueryStatistics query = of_element(n, i);
+      float &score = scores->Of(n).at[i], &slope = slopes->Of(n).at[i];
+      score = PowerOfTwo(score * unit - query.lse);
+      slope = score == 0 ? 0.0f : score * (slope * shape.keep - query.delta);
     }
   }
+}
 
-  // dS of the tile of keys that begins at `column`, from their tiles in shared memory, or through `room`.
-  template <int C>
-  OFL_DEVICE void Slopes(const AttentionShape& shape, int64_t step, int64_t column, const HeadRows<T>& keys,
-                         const HeadRows<T>& values, const SharedTile<T, C, W>& key_tile,
-                         const SharedTile<T, C, W>& value_tile, const RowPlaces& places,
-                         const ColumnData<C>& data, Sums<C>* ds) const {
+// --- Rows are queries
+// Rows of queries and of what came to their results, in shared memory; `stats` are of the lane's rows.
+template <typename T, int W>
+struct QueryTile {
+  int64_t b, h, pair, first;
+  HeadRows<T> q, dout;
+  QueryStatistics stats[2];
+
+  OFL_DEVICE QueryTile(const AttentionShape& shape, int64_t of_pair, int64_t from, const T* q_data,
+                       const T* dout_data)
+      : b(of_pair / shape.heads), h(of_pair % shape.heads), pair(of_pair), first(from) {
+    q = QueryView(shape, b, h, shape.width).Rows(q_data, first, kTensorRows);
+    dout = QueryView(shape, b, h, shape.value_width).Rows(dout_data, first, kTensorRows);
+  }
+
+  // dS of the tile of keys that begins at `column`. `dots(scores, dp)` adds their products.
+  template <int C, typename Dots>
+  OFL_DEVICE void Slopes(const AttentionShape& shape, const TileKnowledge& known, int64_t column,
+                         const RowPlaces& places, const ColumnData<C>& data, bool whole, const Dots& dots,
+                         Sums<C>* ds) const {
     const int64_t row = first + WarpOfThread() * 16;
-    Sums<C> scores = {}, dp = {};
-    if constexpr (kWide) {
-      AddWideDots(q, keys, key_tile, &scores);
-      AddWideDots(dout, values, value_tile, &dp);
-    } else {
-      AddDots([&](int k) { return q_rows[k]; }, key_tile, &scores);
-      AddDots([&](int k) { return dout_rows[k]; }, value_tile, &dp);
-    }
-    FinishScores<true>(shape, b, h, row, column, places, data, &scores);
-    const LaneBits kept = KeptOf<true, C>(shape, step, b, h, row, column);
-    OFL_UNROLL
-    for (int n = 0; n < C / 8; ++n) {
-      OFL_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const float came = kept.At(n, i) ? dp.Of(n).at[i] * shape.keep : 0.0f;
-        ds->Of(n).at[i] = SlopeOfScore(scores.Of(n).at[i], lse[i / 2], came, delta[i / 2]).ds;
-      }
-    }
+    Sums<C> bias, scores = {};
+    KeptScores<true, C> kept;
+    if (shape.bias != nullptr) LoadBias<true>(shape, b, h, row, column, &bias);
+    if (shape.drop > 0) kept.Load(shape, known, pair, row, column);
+    *ds = {};
+    dots(&scores, ds);
+    FinishScores<true>(shape, row, column, places, data, whole, bias, &scores);
+    if (shape.drop > 0) kept.Apply(ds);
+    FinishSlopes(
+        shape, [&](int, int i) { return stats[i / 2]; }, &scores, ds);
   }
 };
 
 template <typename T, int W, int C, bool kWide>
 OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     TensorQueryGradKernel(AttentionShape shape, TileKnowledge known, const T* dout, const T* q, const T* k,
-                          const T* v, const float* lse, const float* delta, T* dq, const ActState* act) {
+                          const T* v, const float* lse, const float* delta, T* dq) {
   using Tile = SharedTile<T, C, W>;
+  using RowTile = SharedTile<T, kTensorRows, W>;
   OFL_SHARED ColumnData<C> columns[2];
   OFL_SHARED RowPlaces places;
   T* const room = DynamicShared<T>();
-  const int64_t tiles = (shape.queries + kTensorRows - 1) / kTensorRows, step = act->step;
-  const int64_t first = (tiles - 1 - blockIdx.x % tiles) * kTensorRows;  // causal: the longest first
+  const auto tiles = static_cast<unsigned>((shape.queries + kTensorRows - 1) / kTensorRows);
+  const int64_t first = int64_t{tiles - 1 - blockIdx.x % tiles} * kTensorRows;  // causal: the longest first
   const int part = static_cast<int>(blockIdx.y) * W;
-  const QueryTile<T, W, kWide> rows(shape, blockIdx.x / tiles, first, q, dout, lse, delta);
+  QueryTile<T, W> rows(shape, shape.first_pair + blockIdx.x / tiles, first, q, dout);
   const HeadView keys = KeyView(shape, rows.b, rows.h, shape.width),
                  values = KeyView(shape, rows.b, rows.h, shape.value_width);
-  const TileWalk<true, C> walk(shape, known, rows.b, first);
-  StagePlaces<true>(shape, rows.b, first, kTensorRows, places.place, places.document);
   const auto keys_at = [&](int turn) { return Tile{room + turn * 2 * Tile::kElements}; };
   const auto values_at = [&](int turn) { return Tile{room + (turn * 2 + 1) * Tile::kElements}; };
+  const RowTile q_tile{room + 4 * Tile::kElements}, dout_tile{q_tile.data + RowTile::kElements};
   const auto stage = [&](int64_t tile, int turn) {
     StagePlaces<false>(shape, rows.b, tile * C, C, columns[turn].place, columns[turn].document);
     if (kWide) return;
     Stage(keys.Rows(k, tile * C, C), 0, keys_at(turn));
     Stage(values.Rows(v, tile * C, C), 0, values_at(turn));
   };
-  Sums<W> out = {};
+  if (!kWide) {
+    Stage(rows.q, 0, q_tile);
+    Stage(rows.dout, 0, dout_tile);
+  }
+  StagePlaces<true>(shape, rows.b, first, kTensorRows, places.place, places.document);
+  TileWalk<true, C> walk(shape, known, rows.b, first);
   int64_t tile = walk.From(walk.begin, rows.h);
   if (tile < walk.end) stage(tile, 0);
   EndCopies();
+  OFL_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int64_t s = first + RowOfLane() + 8 * half;
+    rows.stats[half] = {INFINITY, 0};
+    if (s < shape.queries) rows.stats[half] = QueryStatistics::Of(lse, delta, rows.pair * shape.queries + s);
+  }
+  WaitForCopies<0>();
+  __syncthreads();
+  LeftFragment q_rows[W / 16], dout_rows[W / 16];
+  OFL_UNROLL
+  for (int i = 0; i < W / 16 && !kWide; ++i) {
+    q_rows[i] = LoadLeft(q_tile, WarpOfThread() * 16, 16 * i);
+    dout_rows[i] = LoadLeft(dout_tile, WarpOfThread() * 16, 16 * i);
+  }
+  Sums<W> out = {};
   for (int turn = 0; tile < walk.end; turn ^= 1) {
-    const int64_t next = walk.From(tile + 1, rows.h), column = tile * C;
-    if (next < walk.end) stage(next, turn ^ 1);
+    const int64_t column = tile * C;
+    const bool whole = walk.Whole(tile);
+    tile = walk.From(tile + 1, rows.h);
+    if (tile < walk.end) stage(tile, turn ^ 1);
     EndCopies();
-    WaitForCopies<1>();
-    __syncthreads();
-    Sums<C> ds;
     const int at = kWide ? 0 : turn;
-    rows.Slopes(shape, step, column, keys.Rows(k, column, C), values.Rows(v, column, C), keys_at(at),
-                values_at(at), places, columns[turn], &ds);
+    const auto dots = [&](Sums<C>* scores, Sums<C>* dp) {
+      if constexpr (kWide) {
+        AddWideDots(rows.q, keys.Rows(k, column, C), keys_at(at), scores);
+        AddWideDots(rows.dout, values.Rows(v, column, C), values_at(at), dp);
+      } else {
+        AddDots([&](int i) { return q_rows[i]; }, keys_at(at), scores);
+        AddDots([&](int i) { return dout_rows[i]; }, values_at(at), dp);
+      }
+    };
+    Sums<C> ds;
+    rows.Slopes(shape, known, column, places, columns[turn], whole, dots, &ds);
     if (kWide) StageNow(keys.Rows(k, column, C), part, keys_at(at));
     AddWeighted(ds, keys_at(at), &out);
+    WaitForCopies<0>();
     __syncthreads();
-    tile = next;
   }
   const float factor[2] = {shape.scale, shape.scale};
-  StoreRows(out, factor, QueryView(shape, rows.b, rows.h, shape.width), first, part, dq);
+  StoreRows(out, factor, QueryView(shape, rows.b, rows.h, shape.width), first, part, q_tile, dq);
 }
 
 // --- Rows are keys and values, columns the queries of all heads that share them
@@ -163,54 +189,53 @@ struct QueriesOfGroup {
 template <typename T, int W, int C, bool kWide>
 OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     TensorKeyGradKernel(AttentionShape shape, TileKnowledge known, const T* dout, const T* q, const T* k,
-                        const T* v, const float* lse, const float* delta, T* dk, T* dv, const ActState* act) {
+                        const T* v, const float* lse, const float* delta, T* dk, T* dv) {
   using Tile = SharedTile<T, C, W>;
   using RowTile = SharedTile<T, kTensorRows, W>;
   constexpr bool kHeld = W <= 64;  // rows of keys and values in registers, else in shared memory
   OFL_SHARED ColumnData<C> columns[2];
   OFL_SHARED RowPlaces places;
   T* const room = DynamicShared<T>();
-  const int64_t tiles = (shape.keys + kTensorRows - 1) / kTensorRows, step = act->step;
-  const int64_t b = blockIdx.x / tiles / shape.key_heads,
-                first_head = blockIdx.x / tiles % shape.key_heads * shape.group,
-                first = blockIdx.x % tiles * kTensorRows, row = first + WarpOfThread() * 16;
+  const auto tiles = static_cast<unsigned>((shape.keys + kTensorRows - 1) / kTensorRows);
+  const int64_t of_keys_pair = shape.first_pair / shape.group + blockIdx.x / tiles;
+  const int64_t b = of_keys_pair / shape.key_heads, first_head = of_keys_pair % shape.key_heads * shape.group,
+                first = int64_t{blockIdx.x % tiles} * kTensorRows, row = first + WarpOfThread() * 16;
   const int part = static_cast<int>(blockIdx.y) * W;
   const HeadView of_keys = KeyView(shape, b, first_head, shape.width),
                  of_values = KeyView(shape, b, first_head, shape.value_width);
   const HeadRows<T> keys = of_keys.Rows(k, first, kTensorRows),
                     values = of_values.Rows(v, first, kTensorRows);
-  StagePlaces<false>(shape, b, first, kTensorRows, places.place, places.document);
-  const TileWalk<false, C> walk(shape, known, b, first);
   const auto queries_at = [&](int turn) { return Tile{room + turn * 2 * Tile::kElements}; };
   const auto douts_at = [&](int turn) { return Tile{room + (turn * 2 + 1) * Tile::kElements}; };
   const RowTile key_rows{room + 4 * Tile::kElements}, value_rows{key_rows.data + RowTile::kElements};
-  LeftFragment k_rows[kHeld ? W / 16 : 1], v_rows[kHeld ? W / 16 : 1];
-  if constexpr (kHeld) {
-    LoadRows<T, W>(keys, 0, k_rows);
-    LoadRows<T, W>(values, 0, v_rows);
-  } else if constexpr (!kWide) {
-    Stage(keys, 0, key_rows);
-    Stage(values, 0, value_rows);
-  }
   const auto queries_of = [&](const QueriesOfGroup& at) {
     return QueryView(shape, b, first_head + at.head, shape.width).Rows(q, at.tile * C, C);
   };
   const auto douts_of = [&](const QueriesOfGroup& at) {
     return QueryView(shape, b, first_head + at.head, shape.value_width).Rows(dout, at.tile * C, C);
   };
+  // Statistics come to shared memory when they are there: the thread does not wait for them.
+  QueryStatistics stats = {INFINITY, 0};
   const auto stage = [&](const QueriesOfGroup& at, int turn) {
     StagePlaces<true>(shape, b, at.tile * C, C, columns[turn].place, columns[turn].document);
     const int64_t s = at.tile * C + threadIdx.x;
-    if (threadIdx.x < C && s < shape.queries) {
-      const int64_t i = (b * shape.heads + first_head + at.head) * shape.queries + s;
-      columns[turn].lse[threadIdx.x] = lse[i] * kLog2E;
-      columns[turn].delta[threadIdx.x] = delta[i];
-    }
+    if (threadIdx.x < C && s < shape.queries)
+      stats = QueryStatistics::Of(lse, delta, (b * shape.heads + first_head + at.head) * shape.queries + s);
     if (kWide) return;
     Stage(queries_of(at), 0, queries_at(turn));
     Stage(douts_of(at), 0, douts_at(turn));
   };
-  Sums<W> dk_out = {}, dv_out = {};
+  const auto put = [&](int turn) {
+    if (threadIdx.x >= C) return;
+    columns[turn].lse[threadIdx.x] = stats.lse;
+    columns[turn].delta[threadIdx.x] = stats.delta;
+  };
+  if (!kWide) {
+    Stage(keys, 0, key_rows);
+    Stage(values, 0, value_rows);
+  }
+  StagePlaces<false>(shape, b, first, kTensorRows, places.place, places.document);
+  TileWalk<false, C> walk(shape, known, b, first);
   // The next tile that is not empty, from this one on, of this head or a later one.
   const auto from = [&](QueriesOfGroup tile) {
     while (tile.head < shape.group) {
@@ -220,18 +245,31 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     }
     return tile;
   };
-  QueriesOfGroup at = from({0, walk.begin});
-  if (at.head < shape.group) stage(at, 0);
+  QueriesOfGroup next = from({0, walk.begin});
+  if (next.head < shape.group) stage(next, 0);
+  put(0);
   EndCopies();
-  for (int turn = 0; at.head < shape.group; turn ^= 1) {
-    const QueriesOfGroup next = from({at.head, at.tile + 1});
+  WaitForCopies<0>();
+  __syncthreads();
+  LeftFragment k_rows[kHeld ? W / 16 : 1], v_rows[kHeld ? W / 16 : 1];
+  OFL_UNROLL
+  for (int i = 0; i < W / 16 && kHeld; ++i) {
+    k_rows[i] = LoadLeft(key_rows, WarpOfThread() * 16, 16 * i);
+    v_rows[i] = LoadLeft(value_rows, WarpOfThread() * 16, 16 * i);
+  }
+  Sums<W> dk_out = {}, dv_out = {};
+  for (int turn = 0; next.head < shape.group; turn ^= 1) {
+    const QueriesOfGroup at = next;
+    const bool whole = walk.Whole(at.tile);
+    next = from({at.head, at.tile + 1});
     if (next.head < shape.group) stage(next, turn ^ 1);
     EndCopies();
-    WaitForCopies<1>();
-    __syncthreads();
     const int64_t column = at.tile * C, h = first_head + at.head;
     const int ready = kWide ? 0 : turn;
-    Sums<C> scores = {}, ds = {};  // ds: first dP
+    Sums<C> bias, scores = {}, ds = {};  // ds: first dP
+    KeptScores<false, C> kept;
+    if (shape.bias != nullptr) LoadBias<false>(shape, b, h, row, column, &bias);
+    if (shape.drop > 0) kept.Load(shape, known, b * shape.heads + h, row, column);
     if constexpr (kWide) {
       AddWideDots(keys, queries_of(at), queries_at(0), &scores);
       AddWideDots(values, douts_of(at), douts_at(0), &ds);
@@ -243,32 +281,26 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
       AddDots([&](int i) { return LoadLeft(key_rows, own, 16 * i); }, queries_at(turn), &scores);
       AddDots([&](int i) { return LoadLeft(value_rows, own, 16 * i); }, douts_at(turn), &ds);
     }
-    FinishScores<false>(shape, b, h, row, column, places, columns[turn], &scores);
-    const LaneBits kept = KeptOf<false, C>(shape, step, b, h, row, column);
-    OFL_UNROLL
-    for (int n = 0; n < C / 8; ++n) {
-      OFL_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int c = 8 * n + ColumnOfSum(i);
-        const bool keeps = kept.At(n, i);
-        float &score = scores.Of(n).at[i], &slope = ds.Of(n).at[i];
-        const TensorSlope of = SlopeOfScore(score, columns[turn].lse[c], keeps ? slope * shape.keep : 0.0f,
-                                            columns[turn].delta[c]);
-        score = keeps ? of.p : 0.0f;
-        slope = of.ds;
-      }
-    }
+    const ColumnData<C>& data = columns[turn];
+    FinishScores<false>(shape, row, column, places, data, whole, bias, &scores);
+    if (shape.drop > 0) kept.Apply(&ds);
+    const auto stats_of = [&](int n, int i) {
+      const int c = 8 * n + ColumnOfSum(i);
+      return QueryStatistics{data.lse[c], data.delta[c]};
+    };
+    FinishSlopes(shape, stats_of, &scores, &ds);
+    if (shape.drop > 0) kept.Apply(&scores);
     if (kWide) StageNow(douts_of(at), part, douts_at(0));
     AddWeighted(scores, douts_at(ready), &dv_out);
     if (kWide) StageNow(queries_of(at), part, queries_at(0));
     AddWeighted(ds, queries_at(ready), &dk_out);
+    put(turn ^ 1);
+    WaitForCopies<0>();
     __syncthreads();
-    at = next;
   }
-  WaitForCopies<0>();  // of rows that no query sees
   const float of_keep[2] = {shape.keep, shape.keep}, of_scale[2] = {shape.scale, shape.scale};
-  StoreRows(dv_out, of_keep, of_values, first, part, dv);
-  StoreRows(dk_out, of_scale, of_keys, first, part, dk);
+  StoreRows(dv_out, of_keep, of_values, first, part, value_rows, dv);
+  StoreRows(dk_out, of_scale, of_keys, first, part, key_rows, dk);
 }
 
 // --- The bias
@@ -314,57 +346,128 @@ OFL_DEVICE void FoldRows(float (&room)[kTensorWarps][C], Sums<C>* sums) {
   }
 }
 
+// Scores that one element of the bias was added to, tile by tile.
+struct BiasedTile {
+  int64_t b, h, row, tile;
+};
+
 template <typename T, int W, int C, bool kWide>
 OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile take registers, too
     TensorBiasGradKernel(AttentionShape shape, TensorBiasTiles tiles, TileKnowledge known, const T* dout,
                          const T* q, const T* k, const T* v, const float* lse, const float* delta,
-                         float* dbias, const ActState* act) {
+                         float* dbias) {
   using Tile = SharedTile<T, C, W>;
-  OFL_SHARED ColumnData<C> columns;
-  OFL_SHARED RowPlaces places;
+  using RowTile = SharedTile<T, kTensorRows, W>;
+  constexpr int kTurns = W <= 64 ? 2 : 1;  // tiles at once: wide rows of two fit no shared memory
+  OFL_SHARED ColumnData<C> columns[kTurns];
+  OFL_SHARED RowPlaces places[kTurns];
+  OFL_SHARED QueryStatistics row_stats[kTurns][kTensorRows];
   OFL_SHARED float of_warps[kTensorWarps][C];
   T* const room = DynamicShared<T>();
-  const Tile key_tile{room}, value_tile{room + Tile::kElements};
+  constexpr int kTurn = 2 * Tile::kElements + 2 * RowTile::kElements;
+  const auto keys_at = [&](int turn) { return Tile{room + turn * kTurn}; };
+  const auto values_at = [&](int turn) { return Tile{room + turn * kTurn + Tile::kElements}; };
+  const auto queries_at = [&](int turn) { return RowTile{room + turn * kTurn + 2 * Tile::kElements}; };
+  const auto douts_at = [&](int turn) { return RowTile{queries_at(turn).data + RowTile::kElements}; };
   const int64_t* const stride = shape.bias_strides.at;
-  const int64_t step = act->step, i = blockIdx.x;
+  const int64_t i = blockIdx.x;
   const int64_t own[4] = {i / tiles.columns / tiles.rows / tiles.heads,
                           i / tiles.columns / tiles.rows % tiles.heads, i / tiles.columns % tiles.rows,
                           i % tiles.columns};
   const int64_t all[3] = {shape.batch, shape.heads, (shape.queries + kTensorRows - 1) / kTensorRows};
   int64_t end[3];
   for (int axis = 0; axis < 3; ++axis) end[axis] = stride[axis] != 0 ? own[axis] + 1 : all[axis];
-  Sums<C> sums = {};
-  for (int64_t b = own[0]; b < end[0]; ++b)
-    for (int64_t h = own[1]; h < end[1]; ++h)
-      for (int64_t row = own[2]; row < end[2]; ++row) {
-        const TileWalk<true, C> walk(shape, known, b, row * kTensorRows);
-        int64_t tile = walk.From(stride[3] != 0 && own[3] > walk.begin ? own[3] : walk.begin, h);
-        const int64_t behind = stride[3] != 0 && own[3] < walk.end ? own[3] + 1 : walk.end;
-        if (tile >= behind) continue;
-        const QueryTile<T, W, kWide> rows(shape, b * shape.heads + h, row * kTensorRows, q, dout, lse, delta);
-        const HeadView keys = KeyView(shape, b, h, shape.width),
-                       values = KeyView(shape, b, h, shape.value_width);
-        StagePlaces<true>(shape, b, row * kTensorRows, kTensorRows, places.place, places.document);
-        for (; tile < behind; tile = walk.From(tile + 1, h)) {
-          const HeadRows<T> of_keys = keys.Rows(k, tile * C, C), of_values = values.Rows(v, tile * C, C);
-          StagePlaces<false>(shape, b, tile * C, C, columns.place, columns.document);
-          if (!kWide) {
-            Stage(of_keys, 0, key_tile);
-            Stage(of_values, 0, value_tile);
-          }
-          EndCopies();
-          WaitForCopies<0>();
-          __syncthreads();
-          Sums<C> ds;
-          rows.Slopes(shape, step, tile * C, of_keys, of_values, key_tile, value_tile, places, columns, &ds);
-          OFL_UNROLL
-          for (int n = 0; n < C / 8; ++n) {
-            OFL_UNROLL
-            for (int e = 0; e < 4; ++e) sums.Of(n).at[e] += ds.Of(n).at[e];
-          }
-          __syncthreads();
-        }
+  // The next tile with scores of this launch's pairs, from this one on; b is end[0] if there is none.
+  // `whole`: of it.
+  bool whole = false;
+  const auto from = [&](BiasedTile at) {
+    while (at.b < end[0]) {
+      const int64_t pair = at.b * shape.heads + at.h - shape.first_pair;
+      if (pair >= 0 && pair < shape.pairs) {
+        TileWalk<true, C> walk(shape, known, at.b, at.row * kTensorRows);
+        const int64_t begin = stride[3] != 0 && own[3] > walk.begin ? own[3] : walk.begin,
+                      behind = stride[3] != 0 && own[3] < walk.end ? own[3] + 1 : walk.end;
+        at.tile = walk.From(at.tile > begin ? at.tile : begin, at.h);
+        whole = walk.Whole(at.tile);
+        if (at.tile < behind) break;
       }
+      at.tile = 0;
+      if (++at.row < end[2]) continue;
+      at.row = own[2];
+      if (++at.h < end[1]) continue;
+      at.h = own[1];
+      ++at.b;
+    }
+    return at;
+  };
+  const auto rows_of = [&](const BiasedTile& at) {
+    return QueryTile<T, W>(shape, at.b * shape.heads + at.h, at.row * kTensorRows, q, dout);
+  };
+  const auto keys_of = [&](const BiasedTile& at) {
+    return KeyView(shape, at.b, at.h, shape.width).Rows(k, at.tile * C, C);
+  };
+  const auto values_of = [&](const BiasedTile& at) {
+    return KeyView(shape, at.b, at.h, shape.value_width).Rows(v, at.tile * C, C);
+  };
+  QueryStatistics stats = {INFINITY, 0};
+  const auto stage = [&](const BiasedTile& at, int turn) {
+    const QueryTile<T, W> rows = rows_of(at);
+    const int64_t s = rows.first + threadIdx.x;
+    StagePlaces<true>(shape, at.b, rows.first, kTensorRows, places[turn].place, places[turn].document);
+    StagePlaces<false>(shape, at.b, at.tile * C, C, columns[turn].place, columns[turn].document);
+    if (threadIdx.x < kTensorRows && s < shape.queries)
+      stats = QueryStatistics::Of(lse, delta, rows.pair * shape.queries + s);
+    if (kWide) return;
+    Stage(rows.q, 0, queries_at(turn));
+    Stage(rows.dout, 0, douts_at(turn));
+    Stage(keys_of(at), 0, keys_at(turn));
+    Stage(values_of(at), 0, values_at(turn));
+  };
+  const auto put = [&](int turn) {
+    if (threadIdx.x < kTensorRows) row_stats[turn][threadIdx.x] = stats;
+  };
+  Sums<C> sums = {};
+  BiasedTile next = from({own[0], own[1], own[2], 0});
+  if (next.b < end[0]) stage(next, 0);
+  put(0);
+  EndCopies();
+  WaitForCopies<0>();
+  __syncthreads();
+  for (int turn = 0; next.b < end[0]; turn ^= kTurns - 1) {
+    const BiasedTile at = next;
+    const bool all_seen = whole;
+    next = from({at.b, at.h, at.row, at.tile + 1});
+    if (kTurns == 2 && next.b < end[0]) stage(next, turn ^ 1);
+    EndCopies();
+    QueryTile<T, W> rows = rows_of(at);
+    OFL_UNROLL
+    for (int half = 0; half < 2; ++half) rows.stats[half] = row_stats[turn][RowOfLane() + 8 * half];
+    const auto dots = [&](Sums<C>* scores, Sums<C>* dp) {
+      if constexpr (kWide) {
+        AddWideDots(rows.q, keys_of(at), keys_at(turn), scores);
+        AddWideDots(rows.dout, values_of(at), values_at(turn), dp);
+      } else {
+        const int first = WarpOfThread() * 16;
+        AddDots([&](int d) { return LoadLeft(queries_at(turn), first, 16 * d); }, keys_at(turn), scores);
+        AddDots([&](int d) { return LoadLeft(douts_at(turn), first, 16 * d); }, values_at(turn), dp);
+      }
+    };
+    Sums<C> ds;
+    rows.Slopes(shape, known, at.tile * C, places[turn], columns[turn], all_seen, dots, &ds);
+    OFL_UNROLL
+    for (int n = 0; n < C / 8; ++n) {
+      OFL_UNROLL
+      for (int e = 0; e < 4; ++e) sums.Of(n).at[e] += ds.Of(n).at[e];
+    }
+    if (kTurns == 1) {
+      __syncthreads();
+      if (next.b < end[0]) stage(next, 0);
+      EndCopies();
+    }
+    put(turn ^ (kTurns - 1));
+    WaitForCopies<0>();
+    __syncthreads();
+  }
   if (stride[3] == 0) FoldColumns(&sums);
   if (stride[2] == 0) FoldRows(of_warps, &sums);
   OFL_UNROLL
@@ -375,7 +478,9 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile 
       const int64_t s = own[2] * kTensorRows + r, t = own[3] * C + c;
       const bool writes =
           (stride[2] != 0 ? s < shape.queries : r == 0) && (stride[3] != 0 ? t < shape.keys : c == 0);
-      if (writes) dbias[shape.bias_strides.Offset(own[0], own[1], s, t)] = sums.Of(n).at[e];
+      if (!writes) continue;
+      float* const to = dbias + shape.bias_strides.Offset(own[0], own[1], s, t);
+      *to = shape.first_pair > 0 ? *to + sums.Of(n).at[e] : sums.Of(n).at[e];  // launches follow each other
     }
   }
 }
@@ -385,29 +490,28 @@ template <typename T, int W, bool kWide>
 void LaunchGradOf(const AttentionShape& s, const KernelContext& context, const LaunchContext& launch,
                   const TileKnowledge& known, float* delta) {
   constexpr int kColumns = 32;  // so that sums of all products fit the registers
-  constexpr size_t kTiles = 4 * SharedTile<T, kColumns, W>::kBytes,
-                   kRowTiles = W <= 64 || kWide ? 0 : 2 * SharedTile<T, kTensorRows, W>::kBytes;
-  static_assert(kTiles + kRowTiles <= kMostShared);
+  constexpr size_t kTile = SharedTile<T, kColumns, W>::kBytes,
+                   kRowTile = SharedTile<T, kTensorRows, W>::kBytes, kShared = 4 * kTile + 2 * kRowTile,
+                   kBiasShared = (W <= 64 ? 2 : 1) * (2 * kTile + 2 * kRowTile);
+  static_assert(kShared <= kMostShared && kBiasShared <= kMostShared);
   const auto in = [&](int i) { return context.in[i].as<T>(); };
   const float* const lse = context.in[5].as<float>();
   const Grid of_queries = {static_cast<unsigned>(TensorTiles(s.queries) * s.pairs), TensorParts(s.width, W),
-                           kTensorThreads, kTiles};
+                           kTensorThreads, kShared};
   const Grid of_keys = {static_cast<unsigned>(TensorTiles(s.keys) * (s.pairs / s.group)),
-                        TensorParts(std::max(s.width, s.value_width), W), kTensorThreads, kTiles + kRowTiles};
-  const Grid of_deltas = {of_queries.x, 1, kTensorThreads, 0};
-  cuda::Launch(TensorDeltaKernel<T>, of_deltas, launch.stream, s, in(0), in(4), delta);
+                        TensorParts(std::max(s.width, s.value_width), W), kTensorThreads, kShared};
   cuda::Launch(TensorQueryGradKernel<T, W, kColumns, kWide>, of_queries, launch.stream, s, known, in(0),
-               in(1), in(2), in(3), lse, delta, context.out[0].as<T>(), launch.act);
+               in(1), in(2), in(3), lse, delta, context.out[0].as<T>());
   cuda::Launch(TensorKeyGradKernel<T, W, kColumns, kWide>, of_keys, launch.stream, s, known, in(0), in(1),
-               in(2), in(3), lse, delta, context.out[1].as<T>(), context.out[2].as<T>(), launch.act);
+               in(2), in(3), lse, delta, context.out[1].as<T>(), context.out[2].as<T>());
   if (context.out.size() <= 3) return;
   const int64_t* const stride = s.bias_strides.at;
   const TensorBiasTiles tiles = {stride[1] != 0 ? s.heads : 1, stride[2] != 0 ? TensorTiles(s.queries) : 1,
                                  stride[3] != 0 ? (s.keys + kColumns - 1) / kColumns : 1};
   const int64_t blocks = (stride[0] != 0 ? s.batch : 1) * tiles.heads * tiles.rows * tiles.columns;
   cuda::Launch(TensorBiasGradKernel<T, W, kColumns, kWide>,
-               {static_cast<unsigned>(blocks), 1, kTensorThreads, kTiles / 2}, launch.stream, s, tiles, known,
-               in(0), in(1), in(2), in(3), lse, delta, context.out[3].as<float>(), launch.act);
+               {static_cast<unsigned>(blocks), 1, kTensorThreads, kBiasShared}, launch.stream, s, tiles,
+               known, in(0), in(1), in(2), in(3), lse, delta, context.out[3].as<float>());
 }
 
 }  // namespace
@@ -415,13 +519,27 @@ void LaunchGradOf(const AttentionShape& s, const KernelContext& context, const L
 Status LaunchTensorAttentionGrad(const AttentionShape& shape, const KernelContext& context,
                                  const LaunchContext& launch) {
   auto* const delta = static_cast<float*>(launch.workspace);
-  // Behind it, at a multiple of 8 bytes.
+  // What is known lies behind it, at a multiple of 8 bytes.
   const int64_t numbers = (shape.pairs * shape.queries + 1) / 2 * 2;
-  const TileKnowledge known = LaunchTileKnowledge(shape, delta + numbers, launch);
-  ForTensorInstance(context.in[1].dtype, std::max(shape.width, shape.value_width),
-                    [&](auto t, auto width, auto wide) {
-                      LaunchGradOf<decltype(t), width, wide>(shape, context, launch, known, delta);
-                    });
+  const DType dtype = context.in[1].dtype;
+  const Grid of_deltas = {static_cast<unsigned>(TensorTiles(shape.queries) * shape.pairs), 1, kTensorThreads,
+                          0};
+  const auto launch_deltas = [&](auto t) {
+    using T = decltype(t);
+    cuda::Launch(TensorDeltaKernel<T>, of_deltas, launch.stream, shape, context.in[0].as<T>(),
+                 context.in[4].as<T>(), delta);
+  };
+  if (dtype == DType::kBFloat16) {
+    launch_deltas(BFloat16{});
+  } else {
+    launch_deltas(Float16{});
+  }
+  const int width = std::max(shape.width, shape.value_width);
+  LaunchParts(shape, delta + numbers, launch, [&](const AttentionShape& part, const TileKnowledge& known) {
+    ForTensorInstance(dtype, width, [&](auto t, auto of_instance, auto wide) {
+      LaunchGradOf<decltype(t), of_instance, wide>(part, context, launch, known, delta);
+    });
+  });
   return Status();
 }
 

@@ -185,11 +185,12 @@ class ProductTile {
       LeftFragment left[kUsed];
       RightFragment right[kWide];
       OFL_UNROLL
-      for (int i = 0; i < kUsed; ++i) LoadMatrices<kLeftAcross>(left_tile + left_.At(i, depth), left[i].at);
+      for (int i = 0; i < kUsed; ++i)
+        LoadMatrices<kLeftAcross>(left_tile + left_.At(i, depth), 0, left[i].at);
       OFL_UNROLL
       for (int j = 0; j < kWide; j += 2) {
         uint32_t word[4];
-        LoadMatrices<kRightAcross>(right_tile + right_.At(j / 2, depth), word);
+        LoadMatrices<kRightAcross>(right_tile + right_.At(j / 2, depth), 0, word);
         right[j] = {{word[0], word[1]}};
         right[j + 1] = {{word[2], word[3]}};
       }

@@ -3,12 +3,14 @@
 
 namespace oneflow_like::cuda {
 
-// Four 8 by 8 matrices of 16-bit elements: lane i says where row i % 8 of matrix i / 8 is. word[m] is of
-// matrix m: row lane / 4, columns 2 (lane % 4) and the next; kTransposed: of the transposed matrix.
+// Four 8 by 8 matrices of 16-bit elements: lane i says at which element row i % 8 of matrix i / 8 is. word[m]
+// is of matrix m: row lane / 4, columns 2 (lane % 4) and the next; kTransposed: of the transposed matrix.
+// Addresses are added in 32 bits, so that constant parts become offsets of the instruction.
 template <bool kTransposed, typename T>
-OFL_DEVICE void LoadMatrices(const T* row, uint32_t (&word)[4]) {
+OFL_DEVICE void LoadMatrices(const T* data, int place, uint32_t (&word)[4]) {
 #if defined(__CUDACC__)
-  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  const uint32_t at =
+      static_cast<uint32_t>(__cvta_generic_to_shared(data)) + 2u * static_cast<uint32_t>(place);
   if constexpr (kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
@@ -21,7 +23,7 @@ OFL_DEVICE void LoadMatrices(const T* row, uint32_t (&word)[4]) {
                  : "memory");
   }
 #else
-  cuda_emulator::LoadMatrices(row, kTransposed, word);
+  cuda_emulator::LoadMatrices(data + place, kTransposed, word);
 #endif
 }
 
@@ -50,20 +52,20 @@ OFL_DEVICE int ColumnAlong() { return static_cast<int>(threadIdx.x % 16 / 8) * 8
 template <typename T, int kRows, int kColumns>
 OFL_DEVICE LeftFragment LoadLeft(const SharedTile<T, kRows, kColumns>& tile, int row, int depth) {
   LeftFragment left;
-  LoadMatrices<false>(tile.At(row + RowDown(), depth + ColumnDown()), left.at);
+  LoadMatrices<false>(tile.data, tile.Place(row + RowDown(), depth + ColumnDown()), left.at);
   return left;
 }
 template <typename T, int kRows, int kColumns>
 OFL_DEVICE LeftFragment LoadLeftAcross(const SharedTile<T, kRows, kColumns>& tile, int row, int depth) {
   LeftFragment left;
-  LoadMatrices<true>(tile.At(depth + RowAlong(), row + ColumnAlong()), left.at);
+  LoadMatrices<true>(tile.data, tile.Place(depth + RowAlong(), row + ColumnAlong()), left.at);
   return left;
 }
 template <typename T, int kRows, int kColumns>
 OFL_DEVICE void LoadRight(const SharedTile<T, kRows, kColumns>& tile, int depth, int column,
                           RightFragment* two) {
   uint32_t word[4];
-  LoadMatrices<false>(tile.At(column + RowAlong(), depth + ColumnAlong()), word);
+  LoadMatrices<false>(tile.data, tile.Place(column + RowAlong(), depth + ColumnAlong()), word);
   two[0] = {{word[0], word[1]}};
   two[1] = {{word[2], word[3]}};
 }
@@ -71,7 +73,7 @@ template <typename T, int kRows, int kColumns>
 OFL_DEVICE void LoadRightAcross(const SharedTile<T, kRows, kColumns>& tile, int depth, int column,
                                 RightFragment* two) {
   uint32_t word[4];
-  LoadMatrices<true>(tile.At(depth + RowDown(), column + ColumnDown()), word);
+  LoadMatrices<true>(tile.data, tile.Place(depth + RowDown(), column + ColumnDown()), word);
   two[0] = {{word[0], word[1]}};
   two[1] = {{word[2], word[3]}};
 }

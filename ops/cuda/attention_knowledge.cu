@@ -1,0 +1,150 @@
+// What attention's tiles on tensor cores know before they begin (TileKnowledge): ranges of positions and
+// documents of every 32 queries and keys, whether a bias leaves anything of 32 by 32 scores, and which scores
+// dropout keeps. The draws of a tile are made once here for all kernels that go through it, with many warps
+// at once: of a tile of attention they would be half of the instructions, each waiting for the one before.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/cuda/attention_scores.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+// A warp for each range, of queries and then of keys.
+OFL_KERNEL void PlaceRangesKernel(AttentionShape shape, PlaceRange* ranges) {
+  const int64_t of_queries = RangesOf(shape.queries), of_keys = RangesOf(shape.keys);
+  const int64_t i = int64_t{blockIdx.x} * kTensorWarps + WarpOfThread();
+  if (i >= shape.batch * (of_queries + of_keys)) return;  // the same for all lanes
+  const bool queries = i < shape.batch * of_queries;
+  const int64_t j = queries ? i : i - shape.batch * of_queries, each = queries ? of_queries : of_keys;
+  const int64_t b = j / each, length = queries ? shape.queries : shape.keys;
+  int64_t at = j % each * kRangedRows + threadIdx.x % 32;
+  at = at < length ? at : length - 1;
+  const int64_t place = (queries ? shape.query_positions : shape.key_positions).At(b, at),
+                document = (queries ? shape.query_documents : shape.key_documents).At(b, at);
+  PlaceRange range = {place, place, document, document};
+  for (int lanes = 16; lanes > 0; lanes >>= 1) {
+    const auto other = [&](int64_t x) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); };
+    const PlaceRange theirs = {other(range.low), other(range.high), other(range.low_document),
+                               other(range.high_document)};
+    range = JoinRanges(range, theirs);
+  }
+  if (threadIdx.x % 32 == 0) ranges[i] = range;
+}
+
+// A warp for each byte: whether any of 32 by 32 elements of the bias is not minus infinity.
+OFL_KERNEL void BiasedTilesKernel(AttentionShape shape, int64_t tiles, unsigned char* biased) {
+  const int64_t i = int64_t{blockIdx.x} * kTensorWarps + WarpOfThread();
+  if (i >= tiles) return;  // the same for all lanes
+  const int64_t* const stride = shape.bias_strides.at;
+  const int64_t columns = stride[3] != 0 ? RangesOf(shape.keys) : 1,
+                rows = stride[2] != 0 ? RangesOf(shape.queries) : 1, heads = stride[1] != 0 ? shape.heads : 1;
+  const int64_t first_s = i / columns % rows * kRangedRows, t = i % columns * kRangedRows + threadIdx.x % 32;
+  const float* const from = shape.bias + shape.bias_strides.Offset(i / columns / rows / heads,
+                                                                   i / columns / rows % heads, first_s, t);
+  const int64_t left = stride[2] != 0 ? shape.queries - first_s : 1;
+  bool any = false;
+  for (int s = 0; s < kRangedRows && s < left && t < shape.keys; ++s)
+    any = any || from[s * stride[2]] != -INFINITY;
+  any = __any_sync(0xFFFFFFFFu, any);
+  if (threadIdx.x % 32 == 0) biased[i] = any ? 1 : 0;
+}
+
+// Bits of the four draws of a block that are at least `least`.
+OFL_DEVICE uint32_t KeepFour(uint64_t key, uint64_t block, uint64_t step, uint32_t least) {
+  const Philox4 four = Philox(key, block, step);
+  uint32_t bits = 0;
+  OFL_UNROLL
+  for (int j = 0; j < 4; ++j) bits |= static_cast<uint32_t>(four.v[j] >= least) << j;
+  return bits;
+}
+
+// A warp for 32 queries, a lane for each, and kRunOfWarp words of 32 keys, but for those without scores.
+// `least`: of draws that are kept.
+constexpr int kRunOfWarp = 8;
+OFL_KERNEL void __launch_bounds__(kTensorThreads)
+    DropoutKernel(AttentionShape shape, TileKnowledge known, uint32_t least, uint32_t* kept,
+                  const ActState* act) {
+  const auto groups = static_cast<unsigned>(RangesOf(shape.queries)),
+             words = static_cast<unsigned>(RangesOf(shape.keys)),
+             runs = (words + kRunOfWarp - 1) / kRunOfWarp;
+  const unsigned i = blockIdx.x * kTensorWarps + WarpOfThread(), of_part = i / runs / groups;
+  if (of_part >= shape.pairs) return;  // the same for all lanes
+  const int64_t pair = shape.first_pair + of_part, b = pair / shape.heads, h = pair % shape.heads;
+  const int64_t group = i / runs % groups, s = group * 32 + threadIdx.x % 32;
+  const int64_t first = group * 32 + shape.shift, last = first + 31;  // keys at the queries' own places
+  int64_t word = i % runs * kRunOfWarp, end = word + kRunOfWarp < words ? word + kRunOfWarp : words;
+  if (shape.placed && shape.causal && last < end * 32) end = last < 0 ? 0 : last / 32 + 1;
+  if (shape.placed && shape.window > 0 && first - shape.window >= word * 32)
+    word = (first - shape.window + 1) / 32;
+  const PlaceRange* const queries = known.ranges + b * groups + group;
+  const PlaceRange* const keys = known.ranges + shape.batch * groups + b * words;
+  const BiasStrides strides = BiasedStrides(shape);
+  const uint64_t step = act->step;
+  uint32_t* const to = kept + of_part * KeptWords(shape.queries, shape.keys) + s;
+  for (; word < end; ++word) {
+    if (known.ranges != nullptr && !MayMeet(shape, *queries, keys[word])) continue;
+    if (known.biased != nullptr && known.biased[strides.Offset(b, h, group, word)] == 0) continue;
+    // Draws follow each other in blocks of four; the first word of a row may begin within one.
+    const auto index = static_cast<uint64_t>(DrawOf(shape, b, h, s, word * 32));
+    const int skipped = static_cast<int>(index % 4);
+    uint32_t bits = 0;
+    OFL_UNROLL
+    for (int four = 0; four < 8; ++four)
+      bits |= KeepFour(shape.random_key, index / 4 + four, step, least) << (4 * four);
+    if (skipped != 0)
+      bits = bits >> skipped | KeepFour(shape.random_key, index / 4 + 8, step, least) << (32 - skipped);
+    to[word * KeptPitch(shape.queries)] = bits;
+  }
+}
+
+Grid GridOfWarps(int64_t warps) {
+  return {static_cast<unsigned>((warps + kTensorWarps - 1) / kTensorWarps), 1, kTensorThreads, 0};
+}
+
+}  // namespace
+
+void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& launch,
+                 const std::function<void(const AttentionShape&, const TileKnowledge&)>& launch_part) {
+  TileKnowledge known;
+  auto* at = static_cast<char*>(room);
+  if (!shape.by_places) {
+    const int64_t ranges = shape.batch * (RangesOf(shape.queries) + RangesOf(shape.keys));
+    auto* const of_places = reinterpret_cast<PlaceRange*>(at);
+    cuda::Launch(PlaceRangesKernel, GridOfWarps(ranges), launch.stream, shape, of_places);
+    known.ranges = of_places;
+    at += ranges * sizeof(PlaceRange);
+  }
+  // Reading a bias that no heads and no sequences share once more takes as long as what it could save.
+  const int64_t* const stride = shape.bias_strides.at;
+  const bool shared =
+      (stride[0] == 0 && shape.batch > 1) || (stride[1] == 0 && shape.heads > 1) || stride[2] == 0;
+  if (shape.bias != nullptr && shared) {
+    auto* const biased = reinterpret_cast<unsigned char*>(at);
+    const int64_t tiles = (stride[0] != 0 ? shape.batch : 1) * (stride[1] != 0 ? shape.heads : 1) *
+                          (stride[2] != 0 ? RangesOf(shape.queries) : 1) *
+                          (stride[3] != 0 ? RangesOf(shape.keys) : 1);
+    cuda::Launch(BiasedTilesKernel, GridOfWarps(tiles), launch.stream, shape, tiles, biased);
+    known.biased = biased;
+    at += (tiles + 7) / 8 * 8;
+  }
+  if (!(shape.drop > 0)) return launch_part(shape, known);
+  auto* const kept = reinterpret_cast<uint32_t*>(at);
+  const int64_t free =
+      static_cast<int64_t>(launch.workspace_bytes) - (at - static_cast<char*>(launch.workspace));
+  const int64_t each = shape.group * KeptWords(shape.queries, shape.keys) * int64_t{sizeof(uint32_t)};
+  const int64_t most = std::max<int64_t>(each == 0 ? 1 : free / each, 1) * shape.group;
+  // (bits >> 8) / 2^24 >= drop, as the host has it, without a conversion.
+  const auto least = static_cast<uint32_t>(std::ceil(static_cast<double>(shape.drop) * 16777216.0)) << 8;
+  known.kept = kept;
+  AttentionShape part = shape;
+  for (part.first_pair = 0; part.first_pair < shape.pairs; part.first_pair += part.pairs) {
+    part.pairs = std::min(shape.pairs - part.first_pair, most);
+    const int64_t runs = (RangesOf(shape.keys) + kRunOfWarp - 1) / kRunOfWarp;
+    cuda::Launch(DropoutKernel, GridOfWarps(part.pairs * RangesOf(shape.queries) * runs), launch.stream, part,
+                 known, least, kept, launch.act);
+    launch_part(part, known);
+  }
+}
+
+}  // namespace oneflow_like::cuda
