@@ -11,8 +11,10 @@
 
 namespace oneflow_like {
 
-class Job;          // actor/net/talk/job.h
-struct KernelSpec;  // core/device/kernel.h
+class Job;  // actor/net/talk/job.h
+namespace plan {
+class Kernel;  // core/plan.proto
+}
 
 inline constexpr int kMostModels = 9;
 
@@ -36,8 +38,9 @@ struct CalibrateOptions {
   std::vector<int> devices;
   // Models, copies and products of sizes that say nothing of a GPU, for an emulator.
   bool small = false;
-  // Replaces the clock for kernels of GPUs: returns the seconds of one run. Empty: each is run and measured.
-  std::function<double(const KernelSpec&)> time;
+  // Replaces the clock for kernels of GPUs: returns the seconds of one run of a kernel, which is not run
+  // then; all else is measured as if `small`. Empty: each is run and measured.
+  std::function<double(const plan::Kernel&)> time;
   // Called now and then with the name of the current measurement. May be empty.
   std::function<void(const std::string& what)> progress;
 };

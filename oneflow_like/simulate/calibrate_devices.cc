@@ -202,12 +202,12 @@ class DeviceCalibration {
     Tell("copies and large products");
     machine.name = CardName();
     machine.memory_bytes = static_cast<double>(card_->FreeBytes());
-    const Ceilings ceilings = MeasureCeilings(card_.get(), options_.small, timing());
+    const Ceilings ceilings = MeasureCeilings(card_.get(), quick(), timing());
     machine.topology.memory_bandwidth = Rounded(ceilings.copy);
     machine.flops = ceilings.f32;
     machine.narrow_flops = std::max(ceilings.bf16, ceilings.f16);
     machine.overhead = Rounded(std::max(ceilings.launch, 0.0));
-    const HostCopies host = MeasureHostCopies(card_.get(), options_.small);
+    const HostCopies host = MeasureHostCopies(card_.get(), quick());
     machine.host = {.latency = Rounded(host.latency), .bandwidth = Rounded(host.bandwidth), .known = true};
     const std::vector<KernelSample> samples = MeasureKernels();
     for (const EstimatedSample& s : estimated_) {
@@ -224,7 +224,8 @@ class DeviceCalibration {
   }
 
  private:
-  TimingOptions timing() const { return options_.small ? kOnce : kQuick; }
+  bool quick() const { return options_.small || options_.time; }
+  TimingOptions timing() const { return quick() ? kOnce : kQuick; }
   void Tell(const std::string& what) const {
     if (options_.progress) options_.progress(what);
   }
@@ -273,9 +274,8 @@ class DeviceCalibration {
   }
 
   double Time(const plan::Kernel& kernel) {
-    const KernelSpec spec = ToSpec(kernel);
-    if (options_.time) return options_.time(spec);
-    return std::max(TimeKernel(card_.get(), spec, kernel.scratch_bytes(), timing()).seconds, 1e-9);
+    if (options_.time) return options_.time(kernel);
+    return std::max(TimeKernel(card_.get(), ToSpec(kernel), kernel.scratch_bytes(), timing()).seconds, 1e-9);
   }
 
   // One level that joins the cards; a single card is joined with none.
@@ -288,7 +288,7 @@ class DeviceCalibration {
       std::vector<std::unique_ptr<MeasuredDevice>> devices;
       for (int d = 0; d < cards; ++d)
         devices.push_back(std::make_unique<MeasuredDevice>(backend_, numbers_[d], d));
-      const std::vector<int64_t> sizes = SizesOfCollectives(options_.small);
+      const std::vector<int64_t> sizes = SizesOfCollectives(quick());
       for (int members = 2; members <= cards;
            members = members < cards ? std::min(2 * members, cards) : cards + 1) {
         std::vector<MeasuredDevice*> group;

@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <set>
 #include <sstream>
 
 #include "core/plan.pb.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/calibrate.h"
 #include "oneflow_like/simulate.h"
 #include "oneflow_like/simulate/device_timing.h"
@@ -84,16 +87,10 @@ TEST_F(CalibrateDevices, WritesAFileThatSimulates) {
 
 // A clock that knows what each kernel takes: a call, its bytes, and one operator that is slow.
 TEST_F(CalibrateDevices, TakesEachFigureFromItsKernel) {
-  const auto bytes_of = [](const KernelSpec& spec) {
-    double bytes = 0;
-    for (const auto* side : {&spec.in, &spec.out})
-      for (const TensorArg& arg : *side) bytes += static_cast<double>(arg.elements() * SizeOf(arg.dtype));
-    return bytes;
-  };
   const auto machine_with = [&](const std::string& slow) {
     CalibrateOptions options = Small(4);
-    options.time = [&](const KernelSpec& spec) {
-      return (spec.name == slow ? 50 : 1) * (2e-6 + 1e-9 * bytes_of(spec));
+    options.time = [&](const plan::Kernel& kernel) {
+      return (kernel.name() == slow ? 50 : 1) * (2e-6 + 1e-9 * kernel.bytes());
     };
     return Calibrate(options);
   };
@@ -129,6 +126,70 @@ const KernelRegistry& Kernels() {
     return all;
   }();
   return kernels;
+}
+
+// A card whose products fill waves of tiles, whose attention is bound by exponentials, and whose other
+// kernels take a launch and then their bytes, at a rate of their own: nothing of it is linear.
+double SecondsOfCard(const plan::Kernel& kernel) {
+  const KernelSpec spec = ToSpec(kernel);
+  const bool narrow = SizeOf(RateType(kernel)) == 2;
+  const double bytes = kernel.bytes() / 2.8e12, flops = kernel.flops();
+  if (kernel.category() == "matmul") {
+    const double peak = narrow ? 724e12 : 50e12, cores = 132;
+    const auto a = static_cast<double>(spec.in[0].elements()), b = static_cast<double>(spec.in[1].elements()),
+               y = static_cast<double>(spec.out[0].elements());
+    const double batch = std::max(1.0, 4 * a * b * y / (flops * flops));
+    const double m = flops / 2 / b, n = flops / 2 / a, k = flops / 2 / y;
+    const double tiles = batch * std::ceil(m / 128) * std::ceil(n / 256);
+    const double splits = tiles < cores ? std::clamp(k / 256, 1.0, cores / tiles) : 1;
+    const double waves = std::ceil(tiles * splits / cores);
+    const double seconds = waves * (2 * 128 * 256 * std::ceil(k / splits / 64) * 64 * cores / peak + 1.5e-6);
+    const double epilogue = kernel.name().starts_with("linear") ? 0.6 : 0.25;
+    return 2e-6 + std::max(seconds, bytes) + epilogue * std::min(seconds, bytes);
+  }
+  if (kernel.category() == "attention") {
+    const bool grad = kernel.name() == "attention_grad";
+    const TensorArg& q = spec.in[grad ? 1 : 0];
+    const auto length = static_cast<double>(q.extent[1]),
+               width = static_cast<double>(q.extent[q.extent.rank() - 1]);
+    const double scores = static_cast<double>(q.elements()) / length / width * length * (length + 128) / 2;
+    const double dropped = spec.attrs.Float("dropout", 0) > 0 ? 1.8 : 1;
+    const double seconds = grad ? scores * (10 * width / 520e12 + 1.6e-12)
+                                : scores * (std::max(4 * width / 620e12, 4e-13) + 2e-13);
+    return (grad ? 30e-6 : 6e-6) + seconds * dropped * (narrow ? 1 : 12);
+  }
+  const double rate = kernel.name().find("norm") != std::string::npos ? 0.7 : 1;
+  return 2.2e-6 + std::max(0.0, bytes / rate - 1e-6);
+}
+
+// Steps of models that were not calibrated, on that card.
+TEST_F(CalibrateDevices, PredictsStepsOfACardThatIsNotLinear) {
+  CalibrateOptions options = Small(kMostModels);
+  options.small = false;
+  options.time = SecondsOfCard;
+  const Machine machine = Calibrate(options);
+  struct Case {
+    int64_t batch, context, width, heads, vocabulary;
+    double dropout;
+  };
+  for (const Case& c : {Case{32, 1024, 768, 12, 256, 0}, Case{32, 1024, 768, 12, 256, 0.1},
+                        Case{4, 2048, 1024, 16, 50304, 0}, Case{8, 1024, 2048, 16, 50304, 0}}) {
+    SmallGpt given;
+    given.mesh = "cuda:dp=1";
+    given.dtype = DType::kBFloat16;
+    given.layers = 12;
+    given.batch = c.batch, given.context = c.context, given.width = c.width, given.heads = c.heads;
+    given.vocabulary = c.vocabulary, given.dropout = c.dropout;
+    GptProgram program(given);
+    const Session train = program.MakeTrain();
+    double truth = 0;
+    const RankPlan made = PlanOf(train.impl()->compiled, 0);
+    for (const plan::Actor& actor : made.plan.actor())
+      for (const plan::Kernel& kernel : actor.kernel())
+        if (actor.feed().empty() && actor.fetch().empty()) truth += actor.acts() * SecondsOfCard(kernel);
+    EXPECT_NEAR(Simulate(train, machine).seconds, truth, 0.05 * truth)
+        << "batch " << c.batch << ", width " << c.width << ", dropout " << c.dropout;
+  }
 }
 
 // A step on one device takes as long as its kernels together.
