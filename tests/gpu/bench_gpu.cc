@@ -403,6 +403,14 @@ std::vector<double> TimeProposals(MeasuredDevice* card, const plan::Kernel& kern
   return times;
 }
 
+// Microseconds of the product and then, in other launches, what its epilogue would do; 0 without epilogue.
+double TimeSteps(MeasuredDevice* card, const plan::Kernel& kernel) {
+  KernelSpec spec = ToSpec(kernel);
+  if (!spec.name.starts_with("linear") || spec.name.starts_with("linear_c")) return 0;
+  spec.attrs.Set("steps", int64_t{1});
+  return TimeKernel(card, spec, kernel.scratch_bytes()).seconds * 1e6;
+}
+
 void RunGemms() {
   const Gpt gpt = ModelOfFlag();
   Training training(gpt.config, BatchOfFlag(gpt));
@@ -416,16 +424,18 @@ void RunGemms() {
   if (products.size() > kShapes) products.resize(kShapes);
   double first = 0, best = 0;
   std::printf(
-      "| product | uses | first us | best us | which | TFLOP/s | all, us |\n|---|---|---|---|---|---|---|\n");
+      "| product | uses | first us | best us | which | TFLOP/s | by steps us | all, us |\n"
+      "|---|---|---|---|---|---|---|---|\n");
   for (const HotKernel& product : products) {
     const std::vector<double> times = TimeProposals(&card, product.kernel);
     if (times.empty()) Fail(NameOf(product.kernel), ": the library refuses it");
     const auto least = std::min_element(times.begin(), times.end());
     std::string all;
     for (double us : times) all += Cat(all.empty() ? "" : " ", static_cast<int64_t>(us * 10) / 10.0);
-    std::printf("| %s | %d | %.1f | %.1f | %d of %d | %.1f | %s |\n", NameOf(product.kernel).c_str(),
+    std::printf("| %s | %d | %.1f | %.1f | %d of %d | %.1f | %.1f | %s |\n", NameOf(product.kernel).c_str(),
                 product.uses, times[0], *least, static_cast<int>(least - times.begin()) + 1,
-                static_cast<int>(times.size()), product.kernel.flops() / *least / 1e6, all.c_str());
+                static_cast<int>(times.size()), product.kernel.flops() / *least / 1e6,
+                TimeSteps(&card, product.kernel), all.c_str());
     first += product.uses * times[0];
     best += product.uses * *least;
   }
