@@ -80,7 +80,7 @@ class Launcher {
   // have kPerProcess.
   void RequireSameFlags(const std::vector<std::string>& own = {}) const;
   // --data_threads: threads of a DataPipeline (oneflow_like/data/pipeline.h). Default: the cores that kernels
-  // leave, at least one.
+  // leave, at least one; on a mesh of GPUs all but one for each GPU of this process.
   int data_threads() const;
   bool dry_run() const;
   bool explain() const;

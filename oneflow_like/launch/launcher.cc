@@ -556,10 +556,13 @@ ModelOptions Launcher::model_options() const {
 
 int Launcher::data_threads() const {
   if (launcher_flags().data_threads > 0) return launcher_flags().data_threads;
-  const int cores = CoresHere(job_.get());
-  const bool limited =
-      launcher_flags().threads > 0 && launcher_flags().kernel_threads > 0;  // else kernels take all there are
-  return DataThreads(cores, limited ? launcher_flags().threads * launcher_flags().kernel_threads : cores);
+  const int cores = CoresHere(job_.get()), processes = job_ ? job_->processes() : 1;
+  int kernels = cores;  // which kernels take
+  if (launcher_flags().threads > 0 && launcher_flags().kernel_threads > 0)
+    kernels = launcher_flags().threads * launcher_flags().kernel_threads;
+  if (const std::string& text = launcher_flags().mesh; text.starts_with("cuda") && !text.starts_with("cuda+"))
+    kernels = (Mesh::Parse(text).size() + processes - 1) / processes;  // a thread for each GPU
+  return DataThreads(cores, kernels);
 }
 
 void Launcher::RequireSameFlags(const std::vector<std::string>& own) const {

@@ -196,8 +196,7 @@ PROGRAMS="gpt llama resnet vit bert unet dlrm moe caption insightface"
 small_flags() {
   case $1 in
     gpt | llama) echo --layers=2 --context=64 --batch=8 --sample_tokens=0 ;;
-    moe) echo --layers=2 --context=64 --batch=8 --sample_tokens=0 ;;
-    bert) echo --layers=2 --context=64 --batch=8 ;;
+    moe | bert) echo --layers=2 --context=64 --batch=8 ;;
     vit) echo --layers=2 --image_size=16 --batch=8 ;;
     caption) echo --layers=2 --image_size=8 --batch=8 ;;
     resnet | unet | insightface) echo --image_size=16 --batch=8 ;;
@@ -259,7 +258,8 @@ calibrate() {
     flags=$(flags_of "$name")
     program=${flags%% *}
     # shellcheck disable=SC2086
-    set -- ${flags#* } --mesh=cuda:dp=1 --dtype=bf16 --eval_batches=0 --sample_tokens=0
+    set -- ${flags#* } --mesh=cuda:dp=1 --dtype=bf16 --eval_batches=0
+    case $program in gpt | llama) set -- "$@" --sample_tokens=0 ;; esac
     ours "bin/$program" "$@" --simulate "--topology=$card" > "$log.simulated" 2>&1 || { cat "$log.simulated" && return 1; }
     cat "$log.simulated"
     predicted=$(awk '/^simulated: a step takes/ { print $5 * ($6 ~ /^ms/ ? 1 : $6 ~ /^us/ ? 0.001 : 1000) }' "$log.simulated")
@@ -283,7 +283,7 @@ model_step() {  # name, as in peers/steps_cuda.py
   set -- "$1" ${flags#* } --mesh=cuda:dp=1 "--devices=$device" --dtype=bf16 --steps=25 --eval_batches=0
   name=$1
   shift
-  case $program in llama | moe) set -- "$@" --sample_tokens=0 ;; esac
+  case $program in llama) set -- "$@" --sample_tokens=0 ;; esac
   ours "bin/$program" "$@" "--log_json=$logs/model_$name.json" || return
   own=$(median_step "$logs/model_$name.json")
   [ -n "$own" ] || { echo "error: $program wrote no times of steps" && return 1; }

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "oneflow_like/model/placement.h"
 #include "tests/error_of.h"
 #include "tests/processes.h"
 
@@ -60,6 +61,18 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_EQ(mesh("cpu:ep=2,dp=2;all=ep*dp"), "cpu:tp=1,pp=1,ep=2,dp=2;all=ep*dp");
   EXPECT_EQ(ErrorOf([&] { mesh("cpu:a=2,dp=2;all=a*dp"); }),
             "mesh cpu:a=2,dp=2;all=a*dp: this program has no mesh axis 'a'; its axes are dp, tp, pp, ep");
+  // Threads that read data: what kernels leave, which take no cores on GPUs.
+  const auto readers = [&](const std::string& text, const char* threads) {
+    gflags::SetCommandLineOption("mesh", text.c_str());
+    for (const char* flag : {"threads", "kernel_threads"}) gflags::SetCommandLineOption(flag, threads);
+    return launcher.data_threads();
+  };
+  const int cores = CoresHere(nullptr);
+  EXPECT_EQ(readers("cpu:tp=2", "0"), 1);
+  EXPECT_EQ(readers("cpu:tp=2", "1"), std::max(1, cores - 1));
+  EXPECT_EQ(readers("cuda:dp=1", "0"), std::max(1, cores - 1));
+  EXPECT_EQ(readers(Cat("cuda:dp=", cores), "0"), 1);
+  EXPECT_EQ(readers("cuda+cpu:pp=2", "0"), 1);
 }
 
 // The terminal's line as it stood whenever the next character moved to its beginning or left it.
