@@ -435,12 +435,14 @@ TEST(WhoWaitsTest, ActsOfACollectiveAreToldApart) {
   StepHandle steps[] = {runtime.Launch(TrainFeeds(2, 1, 0)), runtime.Launch(TrainFeeds(2, 1, 1))};
   const auto line_of = [](const std::vector<std::string>& lines, const std::string& begin) {
     for (const std::string& line : lines)
-      if (line.rfind(begin, 0) == 0 && line.find("gather") != std::string::npos) return line;
+      if (line.rfind(begin, 0) == 0 && line.find(" gather ") != std::string::npos &&
+          line.find(" has arrived and ") != std::string::npos)
+        return line;
     return std::string();
   };
   std::vector<std::string> lines;
   std::string ahead, behind;
-  while (ahead.empty() || behind.empty()) {  // until rank 0 is there
+  while (!late.kept() || ahead.empty() || behind.empty()) {  // until both are there
     lines = runtime.WhoWaits(10);
     ahead = line_of(lines, "rank 0, link, step 1");
     behind = line_of(lines, "rank 1, link, step 0");
