@@ -3,7 +3,9 @@
 // dropout keeps. The draws of a tile are made once here for all kernels that go through it, with many warps
 // at once: of a tile of attention they would be half of the instructions, each waiting for the one before.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <limits>
 
 #include "ops/cuda/attention_scores.h"
 
@@ -102,7 +104,11 @@ Grid GridOfWarps(int64_t warps) {
   return {static_cast<unsigned>((warps + kTensorWarps - 1) / kTensorWarps), 1, kTensorThreads, 0};
 }
 
+std::atomic<int64_t> most_dropout_bytes{std::numeric_limits<int64_t>::max()};
+
 }  // namespace
+
+void SetMostDropoutBytes(int64_t bytes) { most_dropout_bytes = bytes; }
 
 void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& launch,
                  const std::function<void(const AttentionShape&, const TileKnowledge&)>& launch_part) {
@@ -130,10 +136,11 @@ void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& l
   }
   if (!(shape.drop > 0)) return launch_part(shape, known);
   auto* const kept = reinterpret_cast<uint32_t*>(at);
-  const int64_t free =
-      static_cast<int64_t>(launch.workspace_bytes) - (at - static_cast<char*>(launch.workspace));
-  const int64_t each = shape.group * KeptWords(shape.queries, shape.keys) * int64_t{sizeof(uint32_t)};
-  const int64_t most = std::max<int64_t>(each == 0 ? 1 : free / each, 1) * shape.group;
+  const auto used = static_cast<int64_t>(at - static_cast<char*>(launch.workspace));
+  const int64_t room_left =
+      std::min<int64_t>(static_cast<int64_t>(launch.workspace_bytes) - used, most_dropout_bytes);
+  const int64_t of_group = shape.group * KeptWords(shape.queries, shape.keys) * int64_t{sizeof(uint32_t)};
+  const int64_t most = std::max<int64_t>(of_group == 0 ? 1 : room_left / of_group, 1) * shape.group;
   // (bits >> 8) / 2^24 >= drop, as the host has it, without a conversion.
   const auto least = static_cast<uint32_t>(std::ceil(static_cast<double>(shape.drop) * 16777216.0)) << 8;
   known.kept = kept;
