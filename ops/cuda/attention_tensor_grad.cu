@@ -7,7 +7,7 @@
 //   dv = (kept P)^T do / (1 - p),  dq = dS k scale,  dk = dS^T q scale,  dbias = dS.
 //
 // P and dS are rounded to 16 bits as operands of the second products. 3 products for dq, 4 for dk and dv, 2
-// for the bias: the scores are computed again in each.
+// for the bias: the scores are computed again in each, but draws are made once (attention_knowledge.cu).
 #include <algorithm>
 
 #include "ops/cuda/attention_scores.h"
