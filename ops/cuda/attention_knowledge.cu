@@ -3,7 +3,9 @@
 // dropout keeps. The draws of a tile are made once here for all kernels that go through it, with many warps
 // at once: of a tile of attention they would be half of the instructions, each waiting for the one before.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <limits>
 
 #include "ops/cuda/attention_scores.h"
 
@@ -50,21 +52,44 @@ OFL_KERNEL void BiasedTilesKernel(AttentionShape shape, int64_t tiles, unsigned 
   if (threadIdx.x % 32 == 0) biased[i] = any ? 1 : 0;
 }
 
-// Bits of the four draws of a block that are at least `least`.
-OFL_DEVICE uint32_t KeepFour(uint64_t key, uint64_t block, uint64_t step, uint32_t least) {
-  const Philox4 four = Philox(key, block, step);
-  uint32_t bits = 0;
+// The keys of Philox's rounds (core/random.h), as an argument of the launch: instructions read them where
+// they are, and a draw takes a fifth less of them than if each block added them up.
+struct RoundKeys {
+  uint32_t at[10][2];
+};
+RoundKeys RoundKeysOf(uint64_t key) {
+  RoundKeys keys;
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (auto& of_round : keys.at) {
+    of_round[0] = k0;
+    of_round[1] = k1;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return keys;
+}
+// As Philox(key, block, step): bits of the four draws that are at least `least`.
+OFL_DEVICE uint32_t KeepFour(const RoundKeys& keys, uint64_t block, uint64_t step, uint32_t least) {
+  uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
+  uint32_t c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
   OFL_UNROLL
-  for (int j = 0; j < 4; ++j) bits |= static_cast<uint32_t>(four.v[j] >= least) << j;
-  return bits;
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.at[round][0];
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.at[round][1];
+    c1 = static_cast<uint32_t>(p1);
+    c3 = static_cast<uint32_t>(p0);
+  }
+  return (c0 >= least ? 1u : 0u) | (c1 >= least ? 2u : 0u) | (c2 >= least ? 4u : 0u) |
+         (c3 >= least ? 8u : 0u);
 }
 
 // A warp for 32 queries, a lane for each, and kRunOfWarp words of 32 keys, but for those without scores.
 // `least`: of draws that are kept.
 constexpr int kRunOfWarp = 8;
 OFL_KERNEL void __launch_bounds__(kTensorThreads)
-    DropoutKernel(AttentionShape shape, TileKnowledge known, uint32_t least, uint32_t* kept,
-                  const ActState* act) {
+    DropoutKernel(AttentionShape shape, TileKnowledge known, RoundKeys keys_of_rounds, uint32_t least,
+                  uint32_t* kept, const ActState* act) {
   const auto groups = static_cast<unsigned>(RangesOf(shape.queries)),
              words = static_cast<unsigned>(RangesOf(shape.keys)),
              runs = (words + kRunOfWarp - 1) / kRunOfWarp;
@@ -91,9 +116,9 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads)
     uint32_t bits = 0;
     OFL_UNROLL
     for (int four = 0; four < 8; ++four)
-      bits |= KeepFour(shape.random_key, index / 4 + four, step, least) << (4 * four);
+      bits |= KeepFour(keys_of_rounds, index / 4 + four, step, least) << (4 * four);
     if (skipped != 0)
-      bits = bits >> skipped | KeepFour(shape.random_key, index / 4 + 8, step, least) << (32 - skipped);
+      bits = bits >> skipped | KeepFour(keys_of_rounds, index / 4 + 8, step, least) << (32 - skipped);
     to[word * KeptPitch(shape.queries)] = bits;
   }
 }
@@ -102,7 +127,11 @@ Grid GridOfWarps(int64_t warps) {
   return {static_cast<unsigned>((warps + kTensorWarps - 1) / kTensorWarps), 1, kTensorThreads, 0};
 }
 
+std::atomic<int64_t> most_dropout_bytes{std::numeric_limits<int64_t>::max()};
+
 }  // namespace
+
+void SetMostDropoutBytes(int64_t bytes) { most_dropout_bytes = bytes; }
 
 void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& launch,
                  const std::function<void(const AttentionShape&, const TileKnowledge&)>& launch_part) {
@@ -130,10 +159,11 @@ void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& l
   }
   if (!(shape.drop > 0)) return launch_part(shape, known);
   auto* const kept = reinterpret_cast<uint32_t*>(at);
-  const int64_t free =
-      static_cast<int64_t>(launch.workspace_bytes) - (at - static_cast<char*>(launch.workspace));
-  const int64_t each = shape.group * KeptWords(shape.queries, shape.keys) * int64_t{sizeof(uint32_t)};
-  const int64_t most = std::max<int64_t>(each == 0 ? 1 : free / each, 1) * shape.group;
+  const auto used = static_cast<int64_t>(at - static_cast<char*>(launch.workspace));
+  const int64_t room_left =
+      std::min<int64_t>(static_cast<int64_t>(launch.workspace_bytes) - used, most_dropout_bytes);
+  const int64_t of_group = shape.group * KeptWords(shape.queries, shape.keys) * int64_t{sizeof(uint32_t)};
+  const int64_t most = std::max<int64_t>(of_group == 0 ? 1 : room_left / of_group, 1) * shape.group;
   // (bits >> 8) / 2^24 >= drop, as the host has it, without a conversion.
   const auto least = static_cast<uint32_t>(std::ceil(static_cast<double>(shape.drop) * 16777216.0)) << 8;
   known.kept = kept;
@@ -142,7 +172,7 @@ void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& l
     part.pairs = std::min(shape.pairs - part.first_pair, most);
     const int64_t runs = (RangesOf(shape.keys) + kRunOfWarp - 1) / kRunOfWarp;
     cuda::Launch(DropoutKernel, GridOfWarps(part.pairs * RangesOf(shape.queries) * runs), launch.stream, part,
-                 known, least, kept, launch.act);
+                 known, RoundKeysOf(shape.random_key), least, kept, launch.act);
     launch_part(part, known);
   }
 }

@@ -106,8 +106,8 @@ struct TileWalk {
   const AttentionShape& shape;
   const PlaceRange *rows, *columns;  // of this sequence; nullptr: places decide
   const unsigned char* biased;       // of this sequence and these rows; nullptr: a bias hides none
-  int64_t begin, end, last_range, last_column_range;
-  int64_t looked, head;         // the first of the 32 tiles of the masks, and the head
+  int begin, end, last_range, last_column_range;
+  int looked, head;             // the first of the 32 tiles of the masks, and the head
   unsigned met = 0, whole = 0;  // bit i: whether tile looked + i has scores, and whether masks leave all
 
   OFL_DEVICE TileWalk(const AttentionShape& of, const TileKnowledge& known, int64_t b, int64_t first)
@@ -133,11 +133,11 @@ struct TileWalk {
     }
     low = low < 0 ? 0 : low;
     high = high > length ? length : high;
-    begin = low / C;
-    end = high <= low ? begin : (high + C - 1) / C;
+    begin = static_cast<int>(low / C);
+    end = high <= low ? begin : static_cast<int>((high + C - 1) / C);
     const int64_t of_queries = RangesOf(shape.queries), of_keys = RangesOf(shape.keys);
-    last_range = last / kRangedRows - first / kRangedRows;
-    last_column_range = (kQueryRows ? of_keys : of_queries) - 1;
+    last_range = static_cast<int>(last / kRangedRows - first / kRangedRows);
+    last_column_range = static_cast<int>(kQueryRows ? of_keys : of_queries) - 1;
     if (biased != nullptr) {
       const BiasStrides strides = BiasedStrides(shape);
       biased += b * strides.at[0] + first / kRangedRows * strides.at[kQueryRows ? 2 : 3];
@@ -149,20 +149,20 @@ struct TileWalk {
     columns = kQueryRows ? keys : queries;
   }
 
-  OFL_DEVICE static PlaceRange Joined(const PlaceRange* ranges, int64_t first, int64_t last) {
+  OFL_DEVICE static PlaceRange Joined(const PlaceRange* ranges, int first, int last) {
     PlaceRange all = ranges[first];
-    for (int64_t i = first + 1; i <= last; ++i) all = JoinRanges(all, ranges[i]);
+    for (int i = first + 1; i <= last; ++i) all = JoinRanges(all, ranges[i]);
     return all;
   }
 
   // Ranges of columns of a tile.
-  OFL_DEVICE int64_t FirstOf(int64_t tile) const { return tile * (C / kRangedRows); }
-  OFL_DEVICE int64_t LastOf(int64_t tile) const {
-    const int64_t last = FirstOf(tile) + C / kRangedRows - 1;
+  OFL_DEVICE int FirstOf(int tile) const { return tile * (C / kRangedRows); }
+  OFL_DEVICE int LastOf(int tile) const {
+    const int last = FirstOf(tile) + C / kRangedRows - 1;
     return last < last_column_range ? last : last_column_range;
   }
 
-  OFL_DEVICE void Meet(int64_t tile, bool* any, bool* all) const {
+  OFL_DEVICE void Meet(int tile, bool* any, bool* all) const {
     *any = true;
     *all = false;
     if (columns == nullptr) return;
@@ -173,23 +173,23 @@ struct TileWalk {
     *all = AllMeet(shape, query, key);
   }
 
-  OFL_DEVICE bool Biased(int64_t tile, int64_t h) const {
+  OFL_DEVICE bool Biased(int tile, int h) const {
     if (biased == nullptr) return true;
     const BiasStrides strides = BiasedStrides(shape);
     const int64_t down = strides.at[kQueryRows ? 2 : 3], along = strides.at[kQueryRows ? 3 : 2];
     bool any = false;
-    for (int64_t row = 0; row <= last_range; ++row)
-      for (int64_t column = FirstOf(tile); column <= LastOf(tile); ++column)
+    for (int row = 0; row <= last_range; ++row)
+      for (int column = FirstOf(tile); column <= LastOf(tile); ++column)
         any = any || biased[h * strides.at[1] + row * down + column * along] != 0;
     return any;
   }
 
   // The first tile of head h of queries from this one on, not below `end` if there is none.
-  OFL_DEVICE int64_t From(int64_t tile, int64_t h) {
+  OFL_DEVICE int From(int tile, int h) {
     if (columns == nullptr && biased == nullptr) return tile;
     for (; tile < end; tile = looked + 32) {
       if (tile < looked || tile >= looked + 32 || h != head) {
-        const int64_t mine = tile + threadIdx.x % 32;
+        const int mine = tile + static_cast<int>(threadIdx.x % 32);
         bool any = false, all = false;
         if (mine < end) Meet(mine, &any, &all);
         if (any) any = Biased(mine, h);
@@ -204,7 +204,7 @@ struct TileWalk {
     return end;
   }
   // Whether positions and documents leave all of a tile that From gave last.
-  OFL_DEVICE bool Whole(int64_t tile) const { return (whole >> ((tile - looked) & 31) & 1) != 0; }
+  OFL_DEVICE bool Whole(int tile) const { return (whole >> ((tile - looked) & 31) & 1) != 0; }
 };
 
 // Writes what is known to the work space, from `room` on, for the parts of the batch and heads whose draws
@@ -214,6 +214,10 @@ void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& l
 
 // --- Scores: dots times ScoreUnit, or with a bias (dot scale + bias) times it, in units of log2
 
+template <bool kQueries>
+OFL_DEVICE int RowsOf(const AttentionShape& shape) {
+  return static_cast<int>(kQueries ? shape.queries : shape.keys);
+}
 OFL_DEVICE bool ScoresAreDots(const AttentionShape& shape) {
   return shape.bias == nullptr && shape.scale > 0;  // so that the greatest dot gives the greatest score
 }
@@ -223,12 +227,11 @@ OFL_DEVICE float ScoreUnit(const AttentionShape& shape) {
 
 // The bias of the warp's scores, 0 where there is none. To be asked for before the dots, which take as long.
 template <bool kQueryRows, int C>
-OFL_DEVICE void LoadBias(const AttentionShape& shape, int64_t b, int64_t h, int64_t row, int64_t column,
+OFL_DEVICE void LoadBias(const AttentionShape& shape, int64_t b, int64_t h, int row, int column,
                          Sums<C>* bias) {
   const int64_t* const stride = shape.bias_strides.at;
   const int64_t down = stride[kQueryRows ? 2 : 3], along = stride[kQueryRows ? 3 : 2];
-  const int64_t left_rows = (kQueryRows ? shape.queries : shape.keys) - row,
-                left_columns = (kQueryRows ? shape.keys : shape.queries) - column;
+  const int left_rows = RowsOf<kQueryRows>(shape) - row, left_columns = RowsOf<!kQueryRows>(shape) - column;
   const float* at = shape.bias + b * stride[0] + h * stride[1] + (row + RowOfSum(0)) * down +
                     (column + ColumnOfSum(0)) * along;
   const float* below = at + 8 * down;
@@ -250,8 +253,7 @@ OFL_DEVICE void LoadBias(const AttentionShape& shape, int64_t b, int64_t h, int6
     }
     return;
   }
-  const int rows = static_cast<int>(left_rows < 16 ? left_rows : 16) - RowOfSum(0),
-            columns = static_cast<int>(left_columns < C ? left_columns : C) - ColumnOfSum(0);
+  const int rows = left_rows - RowOfSum(0), columns = left_columns - ColumnOfSum(0);
   OFL_UNROLL
   for (int n = 0; n < C / 8; ++n) {
     OFL_UNROLL
@@ -271,29 +273,26 @@ struct LaneBits {
 
 // -infinity where a key is hidden, or is none. `whole`: positions and documents hide none.
 template <bool kQueryRows, int C>
-OFL_DEVICE void HideScores(const AttentionShape& shape, int64_t row, int64_t column, const RowPlaces& places,
+OFL_DEVICE void HideScores(const AttentionShape& shape, int row, int column, const RowPlaces& places,
                            const ColumnData<C>& data, bool whole, Sums<C>* scores) {
   static_assert(C <= 64, "bits of a word");
-  const int64_t left_rows = (kQueryRows ? shape.queries : shape.keys) - row,
-                left_columns = (kQueryRows ? shape.keys : shape.queries) - column;
+  const int rows = RowsOf<kQueryRows>(shape) - row, columns = RowsOf<!kQueryRows>(shape) - column;
   // How far a query is behind a key. By places it sees those at distances from `least` to below `most`.
-  const int64_t behind = kQueryRows ? row + shape.shift - column : column + shape.shift - row;
+  const int shift = static_cast<int>(shape.shift),
+            behind = kQueryRows ? row + shift - column : column + shift - row;
   constexpr int kAny = 1 << 30;
   const int least = shape.causal ? 0 : -kAny,
             most = shape.window == 0 || shape.window > kAny ? kAny : static_cast<int>(shape.window);
-  const int64_t nearest = behind - (kQueryRows ? C - 1 : 15), farthest = behind + (kQueryRows ? 15 : C - 1);
+  const int nearest = behind - (kQueryRows ? C - 1 : 15), farthest = behind + (kQueryRows ? 15 : C - 1);
   const bool sees_all = shape.by_places ? nearest >= least && farthest < most : whole;
-  if (left_rows >= 16 && left_columns >= C && sees_all) return;
-  const int rows = static_cast<int>(left_rows < 16 ? left_rows : 16),
-            columns = static_cast<int>(left_columns < C ? left_columns : C),
-            distance = static_cast<int>(behind);
+  if (rows >= 16 && columns >= C && sees_all) return;
   if (shape.by_places) {  // columns [low, high) of each row
     int low[2], high[2];
     OFL_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int r = RowOfSum(2 * half);
-      const int from = kQueryRows ? distance + r - most + 1 : least - distance + r,
-                to = kQueryRows ? distance + r - least + 1 : most - distance + r;
+      const int from = kQueryRows ? behind + r - most + 1 : least - behind + r,
+                to = kQueryRows ? behind + r - least + 1 : most - behind + r;
       low[half] = from - ColumnOfSum(0);
       high[half] = (r >= rows ? 0 : to < columns ? to : columns) - ColumnOfSum(0);
     }
@@ -336,9 +335,8 @@ OFL_DEVICE void HideScores(const AttentionShape& shape, int64_t row, int64_t col
 
 // From dots to scores, of the warp's rows from `row` on.
 template <bool kQueryRows, int C>
-OFL_DEVICE void FinishScores(const AttentionShape& shape, int64_t row, int64_t column,
-                             const RowPlaces& places, const ColumnData<C>& data, bool whole,
-                             const Sums<C>& bias, Sums<C>* scores) {
+OFL_DEVICE void FinishScores(const AttentionShape& shape, int row, int column, const RowPlaces& places,
+                             const ColumnData<C>& data, bool whole, const Sums<C>& bias, Sums<C>* scores) {
   if (shape.bias != nullptr) {
     OFL_UNROLL
     for (int n = 0; n < C / 8; ++n) {
@@ -367,21 +365,21 @@ template <bool kQueryRows, int C>
 struct KeptScores {
   uint32_t word[kQueryRows ? C / 32 : C / 8][2];  // [keys / 32][upper or lower row], or [n][column]
 
-  OFL_DEVICE void Load(const AttentionShape& shape, const TileKnowledge& known, int64_t pair, int64_t row,
-                       int64_t column) {
+  OFL_DEVICE void Load(const AttentionShape& shape, const TileKnowledge& known, int64_t pair, int row,
+                       int column) {
     const int64_t pitch = KeptPitch(shape.queries);
     const uint32_t* const head =
         known.kept + (pair - shape.first_pair) * KeptWords(shape.queries, shape.keys);
     if constexpr (kQueryRows) {
-      const uint32_t* const at = head + column / 32 * pitch + row + RowOfSum(0);
+      const uint32_t* const at = head + int64_t{column / 32} * pitch + row + RowOfSum(0);
       OFL_UNROLL
       for (int i = 0; i < C / 32; ++i) {
         word[i][0] = at[i * pitch] >> ColumnOfSum(0);
         word[i][1] = at[i * pitch + 8] >> ColumnOfSum(0);
       }
     } else {
-      const uint32_t* const at = head + row / 32 * pitch + column + ColumnOfSum(0);
-      const int shift = static_cast<int>(row % 32) + RowOfSum(0);
+      const uint32_t* const at = head + int64_t{row / 32} * pitch + column + ColumnOfSum(0);
+      const int shift = row % 32 + RowOfSum(0);
       OFL_UNROLL
       for (int n = 0; n < C / 8; ++n) {
         const uint2 two = *reinterpret_cast<const uint2*>(at + 8 * n);

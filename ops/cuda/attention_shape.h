@@ -106,5 +106,8 @@ Status LaunchTensorAttention(const AttentionShape& shape, const KernelContext& c
                              const LaunchContext& launch);
 Status LaunchTensorAttentionGrad(const AttentionShape& shape, const KernelContext& context,
                                  const LaunchContext& launch);
+// Limits the bytes of dropout's bits that a launch on tensor cores keeps at once, for tests; one group of
+// heads has as many as it needs.
+void SetMostDropoutBytes(int64_t bytes);
 
 }  // namespace oneflow_like::cuda

@@ -64,16 +64,18 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   OFL_SHARED RowPlaces places;
   T* const room = DynamicShared<T>();
   const auto tiles = static_cast<unsigned>((shape.queries + kTensorRows - 1) / kTensorRows);
-  const int64_t pair = shape.first_pair + blockIdx.x / tiles, b = pair / shape.heads, h = pair % shape.heads;
-  const int64_t first = int64_t{tiles - 1 - blockIdx.x % tiles} * kTensorRows;  // causal: the longest first
+  const int64_t pair = shape.first_pair + blockIdx.x / tiles, b = pair / shape.heads;
+  const int h = static_cast<int>(pair % shape.heads);
+  const int first =
+      static_cast<int>(tiles - 1 - blockIdx.x % tiles) * kTensorRows;  // causal: the longest first
   const int part = static_cast<int>(blockIdx.y) * W;
-  const int64_t row = first + WarpOfThread() * 16;
+  const int row = first + WarpOfThread() * 16;
   const HeadRows<T> rows = QueryView(shape, b, h, shape.width).Rows(q, first, kTensorRows);
   const HeadView keys = KeyView(shape, b, h, shape.width), values = KeyView(shape, b, h, shape.value_width);
   const auto keys_at = [&](int turn) { return Tile{room + turn * 2 * Tile::kElements}; };
   const auto values_at = [&](int turn) { return Tile{room + (turn * 2 + 1) * Tile::kElements}; };
   const SharedTile<T, kTensorRows, W> own{room + 4 * Tile::kElements};  // queries, then results
-  const auto stage = [&](int64_t tile, int turn) {
+  const auto stage = [&](int tile, int turn) {
     StagePlaces<false>(shape, b, tile * C, C, columns[turn].place, columns[turn].document);
     if (kWide) return;
     Stage(keys.Rows(k, tile * C, C), 0, keys_at(turn));
@@ -82,7 +84,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   if (!kWide) Stage(rows, 0, own);
   StagePlaces<true>(shape, b, first, kTensorRows, places.place, places.document);
   TileWalk<true, C> walk(shape, known, b, first);
-  int64_t tile = walk.From(walk.begin, h);
+  int tile = walk.From(walk.begin, h);
   if (tile < walk.end) stage(tile, 0);
   EndCopies();
   WaitForCopies<0>();
@@ -94,7 +96,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   RunningSoftmax softmax;
   Sums<W> out = {};
   for (int turn = 0; tile < walk.end; turn ^= 1) {
-    const int64_t column = tile * C;
+    const int column = tile * C;
     const bool whole = walk.Whole(tile);
     tile = walk.From(tile + 1, h);
     if (tile < walk.end) stage(tile, turn ^ 1);

@@ -7,7 +7,7 @@
 //   dv = (kept P)^T do / (1 - p),  dq = dS k scale,  dk = dS^T q scale,  dbias = dS.
 //
 // P and dS are rounded to 16 bits as operands of the second products. 3 products for dq, 4 for dk and dv, 2
-// for the bias: the scores are computed again in each.
+// for the bias: the scores are computed again in each, but draws are made once (attention_knowledge.cu).
 #include <algorithm>
 
 #include "ops/cuda/attention_scores.h"
@@ -47,13 +47,10 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads)
 // that none is left of it.
 struct QueryStatistics {
   float lse, delta;
-  OFL_DEVICE static QueryStatistics Of(const float* lse, const float* delta, int64_t query) {
-    const float of_query = lse[query];
-    return {of_query == -INFINITY ? INFINITY : of_query * kLog2E, delta[query]};
-  }
+  OFL_DEVICE QueryStatistics InUnits() const { return {lse == -INFINITY ? INFINITY : lse * kLog2E, delta}; }
 };
 
-// P and dS from scores and dP, of which what was dropped is 0. Of hidden scores dP may be anything.
+// P and dS from scores and dP, of which what was dropped is 0.
 // `of_element(n, i)`: the statistics of a score's query.
 template <int C, typename OfElement>
 OFL_DEVICE void FinishSlopes(const AttentionShape& shape, const OfElement& of_element, Sums<C>* scores,
@@ -66,7 +63,7 @@ OFL_DEVICE void FinishSlopes(const AttentionShape& shape, const OfElement& of_el
       const QueryStatistics query = of_element(n, i);
       float &score = scores->Of(n).at[i], &slope = slopes->Of(n).at[i];
       score = PowerOfTwo(score * unit - query.lse);
-      slope = score == 0 ? 0.0f : score * (slope * shape.keep - query.delta);
+      slope = score * (slope * shape.keep - query.delta);
     }
   }
 }
@@ -75,23 +72,24 @@ OFL_DEVICE void FinishSlopes(const AttentionShape& shape, const OfElement& of_el
 // Rows of queries and of what came to their results, in shared memory; `stats` are of the lane's rows.
 template <typename T, int W>
 struct QueryTile {
-  int64_t b, h, pair, first;
+  int64_t b, pair;
+  int h, first;
   HeadRows<T> q, dout;
   QueryStatistics stats[2];
 
-  OFL_DEVICE QueryTile(const AttentionShape& shape, int64_t of_pair, int64_t from, const T* q_data,
+  OFL_DEVICE QueryTile(const AttentionShape& shape, int64_t of_pair, int from, const T* q_data,
                        const T* dout_data)
-      : b(of_pair / shape.heads), h(of_pair % shape.heads), pair(of_pair), first(from) {
+      : b(of_pair / shape.heads), pair(of_pair), h(static_cast<int>(of_pair % shape.heads)), first(from) {
     q = QueryView(shape, b, h, shape.width).Rows(q_data, first, kTensorRows);
     dout = QueryView(shape, b, h, shape.value_width).Rows(dout_data, first, kTensorRows);
   }
 
   // dS of the tile of keys that begins at `column`. `dots(scores, dp)` adds their products.
   template <int C, typename Dots>
-  OFL_DEVICE void Slopes(const AttentionShape& shape, const TileKnowledge& known, int64_t column,
+  OFL_DEVICE void Slopes(const AttentionShape& shape, const TileKnowledge& known, int column,
                          const RowPlaces& places, const ColumnData<C>& data, bool whole, const Dots& dots,
                          Sums<C>* ds) const {
-    const int64_t row = first + WarpOfThread() * 16;
+    const int row = first + WarpOfThread() * 16;
     Sums<C> bias, scores = {};
     KeptScores<true, C> kept;
     if (shape.bias != nullptr) LoadBias<true>(shape, b, h, row, column, &bias);
@@ -115,7 +113,8 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   OFL_SHARED RowPlaces places;
   T* const room = DynamicShared<T>();
   const auto tiles = static_cast<unsigned>((shape.queries + kTensorRows - 1) / kTensorRows);
-  const int64_t first = int64_t{tiles - 1 - blockIdx.x % tiles} * kTensorRows;  // causal: the longest first
+  const int first =
+      static_cast<int>(tiles - 1 - blockIdx.x % tiles) * kTensorRows;  // causal: the longest first
   const int part = static_cast<int>(blockIdx.y) * W;
   QueryTile<T, W> rows(shape, shape.first_pair + blockIdx.x / tiles, first, q, dout);
   const HeadView keys = KeyView(shape, rows.b, rows.h, shape.width),
@@ -123,7 +122,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   const auto keys_at = [&](int turn) { return Tile{room + turn * 2 * Tile::kElements}; };
   const auto values_at = [&](int turn) { return Tile{room + (turn * 2 + 1) * Tile::kElements}; };
   const RowTile q_tile{room + 4 * Tile::kElements}, dout_tile{q_tile.data + RowTile::kElements};
-  const auto stage = [&](int64_t tile, int turn) {
+  const auto stage = [&](int tile, int turn) {
     StagePlaces<false>(shape, rows.b, tile * C, C, columns[turn].place, columns[turn].document);
     if (kWide) return;
     Stage(keys.Rows(k, tile * C, C), 0, keys_at(turn));
@@ -135,17 +134,19 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   }
   StagePlaces<true>(shape, rows.b, first, kTensorRows, places.place, places.document);
   TileWalk<true, C> walk(shape, known, rows.b, first);
-  int64_t tile = walk.From(walk.begin, rows.h);
+  int tile = walk.From(walk.begin, rows.h);
   if (tile < walk.end) stage(tile, 0);
   EndCopies();
   OFL_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int64_t s = first + RowOfLane() + 8 * half;
-    rows.stats[half] = {INFINITY, 0};
-    if (s < shape.queries) rows.stats[half] = QueryStatistics::Of(lse, delta, rows.pair * shape.queries + s);
+    const int64_t at = rows.pair * shape.queries + s;
+    rows.stats[half] = {-INFINITY, 0};
+    if (s < shape.queries) rows.stats[half] = {lse[at], delta[at]};
   }
   WaitForCopies<0>();
   __syncthreads();
+  for (QueryStatistics& of_row : rows.stats) of_row = of_row.InUnits();
   LeftFragment q_rows[W / 16], dout_rows[W / 16];
   OFL_UNROLL
   for (int i = 0; i < W / 16 && !kWide; ++i) {
@@ -154,7 +155,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   }
   Sums<W> out = {};
   for (int turn = 0; tile < walk.end; turn ^= 1) {
-    const int64_t column = tile * C;
+    const int column = tile * C;
     const bool whole = walk.Whole(tile);
     tile = walk.From(tile + 1, rows.h);
     if (tile < walk.end) stage(tile, turn ^ 1);
@@ -183,7 +184,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
 // --- Rows are keys and values, columns the queries of all heads that share them
 // A tile of queries of one of these heads.
 struct QueriesOfGroup {
-  int64_t head, tile;
+  int head, tile;
 };
 
 template <typename T, int W, int C, bool kWide>
@@ -192,15 +193,15 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
                         const T* v, const float* lse, const float* delta, T* dk, T* dv) {
   using Tile = SharedTile<T, C, W>;
   using RowTile = SharedTile<T, kTensorRows, W>;
-  constexpr bool kHeld = W <= 64;  // rows of keys and values in registers, else in shared memory
   OFL_SHARED ColumnData<C> columns[2];
   OFL_SHARED RowPlaces places;
   T* const room = DynamicShared<T>();
   const auto tiles = static_cast<unsigned>((shape.keys + kTensorRows - 1) / kTensorRows);
   const int64_t of_keys_pair = shape.first_pair / shape.group + blockIdx.x / tiles;
-  const int64_t b = of_keys_pair / shape.key_heads, first_head = of_keys_pair % shape.key_heads * shape.group,
-                first = int64_t{blockIdx.x % tiles} * kTensorRows, row = first + WarpOfThread() * 16;
+  const int64_t b = of_keys_pair / shape.key_heads;
+  const int first = static_cast<int>(blockIdx.x % tiles) * kTensorRows, row = first + WarpOfThread() * 16;
   const int part = static_cast<int>(blockIdx.y) * W;
+  const int first_head = static_cast<int>(of_keys_pair % shape.key_heads * shape.group);
   const HeadView of_keys = KeyView(shape, b, first_head, shape.width),
                  of_values = KeyView(shape, b, first_head, shape.value_width);
   const HeadRows<T> keys = of_keys.Rows(k, first, kTensorRows),
@@ -215,20 +216,24 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     return QueryView(shape, b, first_head + at.head, shape.value_width).Rows(dout, at.tile * C, C);
   };
   // Statistics come to shared memory when they are there: the thread does not wait for them.
-  QueryStatistics stats = {INFINITY, 0};
+  QueryStatistics stats = {};
   const auto stage = [&](const QueriesOfGroup& at, int turn) {
     StagePlaces<true>(shape, b, at.tile * C, C, columns[turn].place, columns[turn].document);
     const int64_t s = at.tile * C + threadIdx.x;
-    if (threadIdx.x < C && s < shape.queries)
-      stats = QueryStatistics::Of(lse, delta, (b * shape.heads + first_head + at.head) * shape.queries + s);
+    stats = {-INFINITY, 0};
+    if (threadIdx.x < C && s < shape.queries) {
+      const int64_t i = (b * shape.heads + first_head + at.head) * shape.queries + s;
+      stats = {lse[i], delta[i]};
+    }
     if (kWide) return;
     Stage(queries_of(at), 0, queries_at(turn));
     Stage(douts_of(at), 0, douts_at(turn));
   };
   const auto put = [&](int turn) {
     if (threadIdx.x >= C) return;
-    columns[turn].lse[threadIdx.x] = stats.lse;
-    columns[turn].delta[threadIdx.x] = stats.delta;
+    const QueryStatistics in_units = stats.InUnits();
+    columns[turn].lse[threadIdx.x] = in_units.lse;
+    columns[turn].delta[threadIdx.x] = in_units.delta;
   };
   if (!kWide) {
     Stage(keys, 0, key_rows);
@@ -251,12 +256,6 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
   EndCopies();
   WaitForCopies<0>();
   __syncthreads();
-  LeftFragment k_rows[kHeld ? W / 16 : 1], v_rows[kHeld ? W / 16 : 1];
-  OFL_UNROLL
-  for (int i = 0; i < W / 16 && kHeld; ++i) {
-    k_rows[i] = LoadLeft(key_rows, WarpOfThread() * 16, 16 * i);
-    v_rows[i] = LoadLeft(value_rows, WarpOfThread() * 16, 16 * i);
-  }
   Sums<W> dk_out = {}, dv_out = {};
   for (int turn = 0; next.head < shape.group; turn ^= 1) {
     const QueriesOfGroup at = next;
@@ -264,7 +263,8 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     next = from({at.head, at.tile + 1});
     if (next.head < shape.group) stage(next, turn ^ 1);
     EndCopies();
-    const int64_t column = at.tile * C, h = first_head + at.head;
+    const int column = at.tile * C;
+    const int h = first_head + at.head;
     const int ready = kWide ? 0 : turn;
     Sums<C> bias, scores = {}, ds = {};  // ds: first dP
     KeptScores<false, C> kept;
@@ -273,9 +273,6 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     if constexpr (kWide) {
       AddWideDots(keys, queries_of(at), queries_at(0), &scores);
       AddWideDots(values, douts_of(at), douts_at(0), &ds);
-    } else if constexpr (kHeld) {
-      AddDots([&](int i) { return k_rows[i]; }, queries_at(turn), &scores);
-      AddDots([&](int i) { return v_rows[i]; }, douts_at(turn), &ds);
     } else {
       const int own = WarpOfThread() * 16;
       AddDots([&](int i) { return LoadLeft(key_rows, own, 16 * i); }, queries_at(turn), &scores);
@@ -307,7 +304,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
 // A block for each tile of the bias, of extent 1 where it is broadcast: the warp's sums go through all tiles
 // of scores that the bias was added to, and are added up over lanes and warps at the end.
 struct TensorBiasTiles {
-  int64_t heads, rows, columns;  // of the bias
+  int heads, rows, columns;  // of the bias
 };
 
 // sums[row][0] and sums[0][column] of what was added to one element of the bias.
@@ -348,11 +345,11 @@ OFL_DEVICE void FoldRows(float (&room)[kTensorWarps][C], Sums<C>* sums) {
 
 // Scores that one element of the bias was added to, tile by tile.
 struct BiasedTile {
-  int64_t b, h, row, tile;
+  int b, h, row, tile;
 };
 
 template <typename T, int W, int C, bool kWide>
-OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile take registers, too
+OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     TensorBiasGradKernel(AttentionShape shape, TensorBiasTiles tiles, TileKnowledge known, const T* dout,
                          const T* q, const T* k, const T* v, const float* lse, const float* delta,
                          float* dbias) {
@@ -370,23 +367,24 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile 
   const auto queries_at = [&](int turn) { return RowTile{room + turn * kTurn + 2 * Tile::kElements}; };
   const auto douts_at = [&](int turn) { return RowTile{queries_at(turn).data + RowTile::kElements}; };
   const int64_t* const stride = shape.bias_strides.at;
-  const int64_t i = blockIdx.x;
-  const int64_t own[4] = {i / tiles.columns / tiles.rows / tiles.heads,
-                          i / tiles.columns / tiles.rows % tiles.heads, i / tiles.columns % tiles.rows,
-                          i % tiles.columns};
-  const int64_t all[3] = {shape.batch, shape.heads, (shape.queries + kTensorRows - 1) / kTensorRows};
-  int64_t end[3];
+  const auto i = static_cast<int>(blockIdx.x);
+  const int own[4] = {i / tiles.columns / tiles.rows / tiles.heads,
+                      i / tiles.columns / tiles.rows % tiles.heads, i / tiles.columns % tiles.rows,
+                      i % tiles.columns};
+  const int all[3] = {static_cast<int>(shape.batch), static_cast<int>(shape.heads),
+                      static_cast<int>((shape.queries + kTensorRows - 1) / kTensorRows)};
+  int end[3];
   for (int axis = 0; axis < 3; ++axis) end[axis] = stride[axis] != 0 ? own[axis] + 1 : all[axis];
   // The next tile with scores of this launch's pairs, from this one on; b is end[0] if there is none.
   // `whole`: of it.
   bool whole = false;
   const auto from = [&](BiasedTile at) {
     while (at.b < end[0]) {
-      const int64_t pair = at.b * shape.heads + at.h - shape.first_pair;
+      const int64_t pair = int64_t{at.b} * shape.heads + at.h - shape.first_pair;
       if (pair >= 0 && pair < shape.pairs) {
         TileWalk<true, C> walk(shape, known, at.b, at.row * kTensorRows);
-        const int64_t begin = stride[3] != 0 && own[3] > walk.begin ? own[3] : walk.begin,
-                      behind = stride[3] != 0 && own[3] < walk.end ? own[3] + 1 : walk.end;
+        const int begin = stride[3] != 0 && own[3] > walk.begin ? own[3] : walk.begin,
+                  behind = stride[3] != 0 && own[3] < walk.end ? own[3] + 1 : walk.end;
         at.tile = walk.From(at.tile > begin ? at.tile : begin, at.h);
         whole = walk.Whole(at.tile);
         if (at.tile < behind) break;
@@ -401,7 +399,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile 
     return at;
   };
   const auto rows_of = [&](const BiasedTile& at) {
-    return QueryTile<T, W>(shape, at.b * shape.heads + at.h, at.row * kTensorRows, q, dout);
+    return QueryTile<T, W>(shape, int64_t{at.b} * shape.heads + at.h, at.row * kTensorRows, q, dout);
   };
   const auto keys_of = [&](const BiasedTile& at) {
     return KeyView(shape, at.b, at.h, shape.width).Rows(k, at.tile * C, C);
@@ -409,14 +407,15 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile 
   const auto values_of = [&](const BiasedTile& at) {
     return KeyView(shape, at.b, at.h, shape.value_width).Rows(v, at.tile * C, C);
   };
-  QueryStatistics stats = {INFINITY, 0};
+  QueryStatistics stats = {};
   const auto stage = [&](const BiasedTile& at, int turn) {
     const QueryTile<T, W> rows = rows_of(at);
     const int64_t s = rows.first + threadIdx.x;
     StagePlaces<true>(shape, at.b, rows.first, kTensorRows, places[turn].place, places[turn].document);
     StagePlaces<false>(shape, at.b, at.tile * C, C, columns[turn].place, columns[turn].document);
-    if (threadIdx.x < kTensorRows && s < shape.queries)
-      stats = QueryStatistics::Of(lse, delta, rows.pair * shape.queries + s);
+    const int64_t i = rows.pair * shape.queries + s;
+    stats = {-INFINITY, 0};
+    if (threadIdx.x < kTensorRows && s < shape.queries) stats = {lse[i], delta[i]};
     if (kWide) return;
     Stage(rows.q, 0, queries_at(turn));
     Stage(rows.dout, 0, douts_at(turn));
@@ -424,7 +423,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile 
     Stage(values_of(at), 0, values_at(turn));
   };
   const auto put = [&](int turn) {
-    if (threadIdx.x < kTensorRows) row_stats[turn][threadIdx.x] = stats;
+    if (threadIdx.x < kTensorRows) row_stats[turn][threadIdx.x] = stats.InUnits();
   };
   Sums<C> sums = {};
   BiasedTile next = from({own[0], own[1], own[2], 0});
@@ -475,7 +474,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, 2)  // sums of the bias' tile 
     OFL_UNROLL
     for (int e = 0; e < 4; ++e) {
       const int r = RowOfLane() + e / 2 * 8, c = 8 * n + ColumnOfSum(e);
-      const int64_t s = own[2] * kTensorRows + r, t = own[3] * C + c;
+      const int64_t s = int64_t{own[2]} * kTensorRows + r, t = int64_t{own[3]} * C + c;
       const bool writes =
           (stride[2] != 0 ? s < shape.queries : r == 0) && (stride[3] != 0 ? t < shape.keys : c == 0);
       if (!writes) continue;
@@ -506,8 +505,9 @@ void LaunchGradOf(const AttentionShape& s, const KernelContext& context, const L
                in(2), in(3), lse, delta, context.out[1].as<T>(), context.out[2].as<T>());
   if (context.out.size() <= 3) return;
   const int64_t* const stride = s.bias_strides.at;
-  const TensorBiasTiles tiles = {stride[1] != 0 ? s.heads : 1, stride[2] != 0 ? TensorTiles(s.queries) : 1,
-                                 stride[3] != 0 ? (s.keys + kColumns - 1) / kColumns : 1};
+  const TensorBiasTiles tiles = {static_cast<int>(stride[1] != 0 ? s.heads : 1),
+                                 static_cast<int>(stride[2] != 0 ? TensorTiles(s.queries) : 1),
+                                 static_cast<int>(stride[3] != 0 ? (s.keys + kColumns - 1) / kColumns : 1)};
   const int64_t blocks = (stride[0] != 0 ? s.batch : 1) * tiles.heads * tiles.rows * tiles.columns;
   cuda::Launch(TensorBiasGradKernel<T, W, kColumns, kWide>,
                {static_cast<unsigned>(blocks), 1, kTensorThreads, kBiasShared}, launch.stream, s, tiles,

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "actor/cuda/backend.h"
+#include "ops/attention_library.h"
+#include "ops/cuda/attention_shape.h"
 #include "ops/cuda/flash.h"
 #include "ops/manifest.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -411,6 +413,39 @@ TEST(CudaAttentionTile, DropsWhatTheHostDrops) {
     for (int64_t i = 0; i < slopes[2].arg.elements(); ++i)
       ASSERT_EQ(want_slopes[2].At(i) != 0, slopes[2].At(i) != 0) << use.str() << ", element " << i;
   }
+}
+
+// Where bits of all heads do not fit at once, groups of heads follow each other, and what comes to a bias
+// from each is added up.
+TEST(CudaAttentionTile, DropsInParts) {
+  Use use = {.dtype = kBFloat16,
+             .batch = 2,
+             .queries = 70,
+             .keys = 68,
+             .heads = 4,
+             .key_heads = 2,
+             .causal = true,
+             .dropout = 0.3,
+             .masks = "bias"};
+  uint64_t seed = 350;
+  for (const Dims& bias : {Dims{70, 68}, {2, 1, 70, 68}, {4, 1, 1}, {2, 4, 70, 68}}) {
+    use.mask_shapes = {bias};
+    // A bit for each of 128 by 128 scores of a head.
+    EXPECT_EQ(TensorAttentionBytes(false, false, true, 2, 4, 2, 70, 68) -
+                  TensorAttentionBytes(false, false, false, 2, 4, 2, 70, 68),
+              2 * 4 * 128 * 128 / 8);
+    for (int64_t bytes : {1, 2 * 2 * 128 * 128 / 8, 3 * 2 * 128 * 128 / 8}) {
+      cuda::SetMostDropoutBytes(bytes);
+      TheChecker().CheckUse(use, ++seed);
+    }
+    cuda::SetMostDropoutBytes(std::numeric_limits<int64_t>::max());
+  }
+  // Beyond the work space, one group of heads.
+  const int64_t long_group = 4 * (int64_t{1} << 34) / 8;
+  EXPECT_EQ(TensorAttentionBytes(false, false, true, 1, 8, 2, 1 << 17, 1 << 17) -
+                TensorAttentionBytes(false, false, false, 1, 8, 2, 1 << 17, 1 << 17),
+            long_group);
+  EXPECT_EQ(TensorAttentionBytes(true, false, true, 8, 16, 16, 4096, 4096), kStreamWorkspaceBytes);
 }
 
 // Keys, values, queries and their gradients in tiles that nobody sees are NaN: if a product had them, so
