@@ -374,6 +374,18 @@ FeedNeeds Runtime::Needs() const {
   return needs;
 }
 
+FeedPieces Runtime::FeedsOf(int64_t step) const {
+  FeedPieces pieces;
+  for (const auto& slot : impl_->run.slots) {
+    if (slot->state == nullptr || slot->state->step != step) continue;
+    for (const auto& [name, index] : impl_->inputs)
+      if (!slot->feeds[index].empty()) pieces[name] = slot->feeds[index];
+    return pieces;
+  }
+  CHECK(false) << "no step " << step << " is in flight";
+  return pieces;
+}
+
 StepHandle Runtime::Launch(const Feeds& feeds, const FeedPieces& pieces) {
   Impl& impl = *impl_;
   if (impl.closed) Fail("plan '", impl.PlanName(), "' cannot run: closed");

@@ -160,6 +160,9 @@ class Runtime {
   // unknown, or of another shape or type, naming both, and for pieces that WrongPieces refuses; the step has
   // then not started.
   StepHandle Launch(const Feeds& feeds, const FeedPieces& pieces = {});
+  // What a step in flight, or one that has ended since as many were launched as may be in flight, was fed;
+  // its memory until another step takes the place. REQUIRES: the last such launches have that step.
+  FeedPieces FeedsOf(int64_t step) const;
   // The boxes of each input that ranks here read; only these are kept of a step's feeds.
   FeedNeeds Needs() const;
   // Cancels steps in flight (kernels not yet started are skipped, handles report "closed") and releases

@@ -16,7 +16,8 @@ using namespace oneflow_like;
 
 struct Flags {
   int64_t layers = 4, width = 128, heads = 4, experts = 8, top_k = 2, shared = 0;
-  double capacity = 1.25, room = 0, balance = 0.01;
+  double capacity = 1.25, room = 0, retry_room = 0, balance = 0.01;
+  std::string overflow = "drop";
 } flags;
 
 FlagGroup ModelGroup() {
@@ -39,6 +40,14 @@ FlagGroup ModelGroup() {
         "Gives each rank with experts room for this many times its even share of the tokens, instead of "
         "--capacity; 0 uses --capacity.",
         RangeOf(0, 1e6), kKept},
+       {"overflow", &flags.overflow,
+        "Sets what happens where experts have no room: drop leaves choices out, error ends the run, retry "
+        "runs "
+        "the step again with --retry_room (needs --room).",
+        ChoiceOf({"drop", "error", "retry"}), kKept},
+       {"retry_room", &flags.retry_room,
+        "Sets the room of steps that --overflow=retry runs again; 0 gives room for everything.",
+        RangeOf(0, 1e6), kKept},
        {"balance", &flags.balance, "Sets the weight of the loss that spreads tokens evenly over the experts.",
         RangeOf(0, 1e30), kKept}}};
 }
@@ -58,6 +67,10 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
     Fail("--top_k is ", flags.top_k, ", must be at least 1, and at most the ", flags.experts,
          " of --experts");
   if (flags.room > 0 && IsGiven("capacity")) Fail("--room is in place of --capacity; leave one of them out");
+  if (flags.overflow == "retry" && flags.room == 0)
+    Fail("--overflow=retry is for the room of ranks; give --room, or leave --overflow out");
+  if (flags.overflow != "retry" && flags.retry_room > 0)
+    Fail("--retry_room is for --overflow=retry; give that, or leave --retry_room out");
   if (!sequence.empty()) Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
   const MoeConfig config = {.layers = flags.layers,
                             .width = flags.width,
@@ -70,6 +83,10 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
                             .shared = flags.shared,
                             .capacity = flags.capacity,
                             .room = flags.room,
+                            .overflow = flags.overflow == "retry"   ? nn::ExpertOverflow::kRetry
+                                        : flags.overflow == "error" ? nn::ExpertOverflow::kError
+                                                                    : nn::ExpertOverflow::kDrop,
+                            .retry_room = flags.retry_room,
                             .balance = flags.balance};
   CheckMoe(config, mesh);
   return {.losses = [config](Scope scope, Tensor tokens, Tensor targets, Tensor,

@@ -12,6 +12,8 @@ nn::ExpertsOptions OptionsOf(const MoeConfig& c, const Mesh& mesh, const Initial
   o.top_k = c.top_k;
   o.capacity = c.capacity;
   o.room = c.room;
+  o.overflow = c.overflow;
+  o.retry_room = c.retry_room;
   o.order = c.room > 0 ? nn::ExpertOrder::kWeight : nn::ExpertOrder::kChoice;
   o.shared = c.shared;
   o.aux_loss = c.balance;

@@ -19,6 +19,8 @@ struct MoeConfig {
   double capacity = 1.25;
   // Of a rank in place of capacity (nn::ExpertsOptions): there the least weights go first. 0: capacity.
   double room = 0;
+  nn::ExpertOverflow overflow = nn::ExpertOverflow::kDrop;
+  double retry_room = 0;  // with kRetry, which needs `room` (nn::ExpertsOptions)
   double balance = 0.01;  // weight of the loss that spreads tokens over experts (Fedus et al. 2022)
 };
 

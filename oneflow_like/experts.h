@@ -16,8 +16,13 @@ namespace oneflow_like::nn {
 
 enum class ExpertScore : uint8_t { kSoftmax, kSigmoid };
 enum class ExpertOverflow : uint8_t {
-  kDrop,  // choices without room are left out
-  kError  // the step fails, naming the experts, the pool, what was wanted, and the room
+  kDrop,   // choices without room are left out
+  kError,  // the step fails, naming the experts, the pool, what was wanted, and the room
+  // A training's step changes nothing and runs again in a second plan with `retry_room`, which shares the
+  // memory of the first; so do the steps in flight behind it. Results are those of a training with
+  // `retry_room` throughout; output "retried" is 1 in such steps, else 0. Evaluations have `retry_room`.
+  // Needs `room`.
+  kRetry
 };
 enum class ExpertOrder : uint8_t {
   kWeight,  // choices of the greatest weights have room first
@@ -47,6 +52,10 @@ struct ExpertsOptions {
   // between processes.
   double room = 0;
   ExpertOverflow overflow = ExpertOverflow::kDrop;
+  // With kRetry: the room of steps that run again, at least `room`; a step that has not enough of it fails as
+  // with kError. 0: for all choices, wherever they go. The second plan computes regions without a setting of
+  // their own again, so that it hardly needs more memory than the first.
+  double retry_room = 0;
   ExpertOrder order = ExpertOrder::kWeight;
 
   // Experts that every token uses, as one network of so many times the inner width, or of `shared_inner`.
@@ -80,7 +89,9 @@ struct ExpertsResult {
   Tensor loss;  // f32[]: aux_loss and z_loss times their losses, to add to the model's; undefined: both are 0
   Tensor load;  // f32[experts]: the share of all choices that went to each expert, dropped ones included
   Tensor dropped;  // f32[]: the share of choices that had no room
-  Routes routes;   // of pools: to experts, or with `room` to ranks (RankRoutes)
+  // Of pools: to experts, or with `room` to ranks (RankRoutes). With kRetry their extents differ between the
+  // plans.
+  Routes routes;
 };
 
 // x[b s w], or x[n w] with `pools`. Weights gate[w experts], up[experts w inner] (and up_gate), down[experts

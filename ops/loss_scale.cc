@@ -20,11 +20,13 @@ Status UnscaleReference(const KernelContext& context) {
   return {};
 }
 
-// scale, finite_steps, finite -> the new scale and count.
+// scale, finite_steps, finite, and whether to update at all -> the new scale and count.
 Status UpdateReference(const KernelContext& context) {
   double scale = LoadFloat(context.in[0], 0), steps = LoadFloat(context.in[1], 0) + 1;
   const Attrs& attrs = context.spec.attrs;
-  if (!*context.in[2].as<bool>()) {
+  if (context.in.size() > 3 && !*context.in[3].as<bool>()) {
+    steps -= 1;
+  } else if (!*context.in[2].as<bool>()) {
     scale = std::max(scale / 2, attrs.Float("least", 1));
     steps = 0;
   } else if (steps >= static_cast<double>(attrs.Int("interval", 2000))) {
@@ -66,28 +68,40 @@ void AddLossScaling(Catalog* catalog) {
       .name = "update_loss_scale",
       .doc = "Halves the scale after a step that was not finite, down to `least`; doubles it, up to `most`, "
              "after "
-             "`interval` finite ones (2000).",
-      .axes = "scale[], finite_steps[], finite[] -> new_scale[], new_finite_steps[]",
+             "`interval` finite ones (2000). Where the optional `applies` is false both stay.",
+      .axes_of =
+          [](const OpCall& call) {
+            return Cat("scale[], finite_steps[], finite[]", call.shapes.size() > 3 ? ", applies[]" : "",
+                       " -> new_scale[], new_finite_steps[]");
+          },
       .dtypes =
           [](const OpCall&) {
             return std::vector<DType>{kFloat32, kFloat32};
           },
       .check =
           [](const OpCall& call) {
-            RequireInputs(call, 3);
+            if (call.shapes.size() != 4) RequireInputs(call, 3);
             for (int i : {0, 1}) {  // both are replaced in place
               if (call.dtypes[i] == kFloat32) continue;
               Fail(call.who, ": ", i == 0 ? "scale" : "finite_steps", " is ", Name(call.dtypes[i]),
                    " but must be f32");
             }
-            if (call.dtypes[2] != kBool)
-              Fail(call.who, ": finite is ", Name(call.dtypes[2]), " but must be bool");
+            for (size_t i = 2; i < call.dtypes.size(); ++i)
+              if (call.dtypes[i] != kBool)
+                Fail(call.who, i == 2 ? ": finite is " : ": applies is ", Name(call.dtypes[i]),
+                     " but must be bool");
           },
       .reference = UpdateReference,
       .inplace = {{0, 0}, {1, 1}},
       .samples = {{.in = {Dims{}, Dims{}, Dims{}},
                    .attrs = {{"interval", int64_t{2}}},
                    .dtypes = {kFloat32, kFloat32, kBool},
+                   .limit = 2,
+                   .low = 1,
+                   .high = 9},
+                  {.in = {Dims{}, Dims{}, Dims{}, Dims{}},
+                   .attrs = {{"interval", int64_t{2}}},
+                   .dtypes = {kFloat32, kFloat32, kBool, kBool},
                    .limit = 2,
                    .low = 1,
                    .high = 9}},

@@ -29,6 +29,13 @@ inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 
 // number of their updates, "<training>:averages".
 inline constexpr char kAverage[] = "average", kAverages[] = ":averages";
 
+// Of trainings whose experts let steps run again (Training::no_room). The variable <training>:no_room counts
+// choices without room until a step runs with more; it is no state of the model, as it is 0 between steps,
+// and has the attribute kOfPlan. Output "retried" is above 0 in steps that must run again, and in those that
+// do. The attribute kRetryRoom of an operator is the "room" that it has in the plan with more.
+inline constexpr char kNoRoom[] = ":no_room", kRetried[] = "retried", kOfPlan[] = "of_plan",
+                      kRetryRoom[] = "retry_room";
+
 // Whether the node is a cast of a weight's gradient for its sum over devices (Training::reduce_dtype).
 // add_updates lets whoever reads the gradient read it through one that changes nothing and needs the sum
 // (attribute "terms" 0). In its place insert_boxing puts two that carry terms (1) around the sum: to the

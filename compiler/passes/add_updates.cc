@@ -6,7 +6,8 @@
 // the slices' sums are added in slice order, and the factor goes to every update. With a loss scale the
 // factor divides by it, and no update is made when the norm of all is not finite. A bound of elements follows
 // the factor. With averages each weight has one, which is assigned after it, and the
-// training a count of them. A table that is only looked up in gets the rows that the batch touched
+// training a count of them. Where experts may let steps run again (Training::no_room), a count of choices
+// without room holds back every write. A table that is only looked up in gets the rows that the batch touched
 // in place of its gradient, where the optimizer can use them. Where gradients are summed in 16 bits, each is
 // read through a cast that says so (IsCastForSum). Nodes that nothing of this needs are removed.
 #include <algorithm>
@@ -183,7 +184,8 @@ void TrainWeights(const CompileOptions& options, int train, Graph* graph) {
   const std::vector<TrainedWeight> weights = WeightsOf(node, training, &site);
   const Node first = FirstOf(*graph, weights);
   SharedNumbers numbers(options, first, &site);
-  const StepChecks checks = MeasureNorms(node, options, weights, &numbers, &site);
+  StepChecks checks = MeasureNorms(node, options, weights, &numbers, &site);
+  HoldBack(options, first, &site, &checks);
   Averaging averaging;
   if (training.average.decay > 0) averaging = CountAverages(options, first, checks.applies, &site);
   for (size_t i = 0; i < weights.size(); ++i)
@@ -196,7 +198,9 @@ void TrainWeights(const CompileOptions& options, int train, Graph* graph) {
   }
   if (!node.attrs.Has("scaled")) return;
   site.At(graph->producer(node.in[1]));
-  Apply(graph, "update_loss_scale", {Tensor(graph, node.in[1]), Tensor(graph, node.in[2]), checks.fits_fp16});
+  std::vector<Tensor> scale = {Tensor(graph, node.in[1]), Tensor(graph, node.in[2]), checks.fits_fp16};
+  if (checks.had_room.defined()) scale.push_back(checks.had_room);
+  Apply(graph, "update_loss_scale", scale);
 }
 
 // --- Values after the step ---

@@ -7,6 +7,7 @@
 
 #include "compiler/graph/training.h"
 #include "core/glob.h"
+#include "ops/language/expressions.h"
 
 namespace oneflow_like {
 
@@ -174,8 +175,8 @@ class OfWeight : public WeightUpdate {
     std::vector<Tensor> in = {weight_, limited ? gradient() : raw_};
     in.insert(in.end(), state.begin(), state.end());
     if (counts) in.push_back(Updates());
-    if (limited ? applies_.defined() : factor_.defined())
-      in.push_back(limited ? full(&graph_, Dims{}, 1) : factor_);
+    const bool factored = factor_.defined() && !limited;
+    if (factored || applies_.defined()) in.push_back(factored ? factor_ : full(&graph_, Dims{}, 1));
     if (applies_.defined()) in.push_back(applies_);
     Finish(&numbers);
     if (training_.fed_rate) {
@@ -280,6 +281,49 @@ StepChecks MeasureNorms(const Node& train, const CompileOptions& options,
   if (clips) graph.AddFetch("grad_norm", of_all[1].id());
   if (skips) SkipOutliers(of_all[1], options, numbers, &graph, &checks);
   return checks;
+}
+
+void HoldBack(const CompileOptions& options, const Node& first, UpdateSite* site, StepChecks* checks) {
+  const Training& training = *options.training;
+  if (training.no_room.empty()) return;
+  Graph& graph = site->graph();
+  std::vector<int> writers;  // of the user's
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    const OpDef* def = graph.alive(n) ? graph.catalog().Find(graph.node(n).op) : nullptr;
+    if (def && !def->inplace.empty()) writers.push_back(n);
+  }
+  std::map<Slice, std::vector<Tensor>> terms;
+  for (int v : training.no_room) terms[graph.producer(v).slice].emplace_back(&graph, v);
+  std::vector<Tensor> sums;
+  for (auto& [where, some] : terms) {
+    site->At(graph.producer(some[0].id()));
+    sums.push_back(some.size() > 1 ? add_n(some) : some[0]);
+  }
+  Tensor before = AddState(&graph, options.name + kNoRoom, Dims{}, 0, first);
+  graph.node(graph.value(before.id()).producer).attrs.Set(kOfPlan, int64_t{1});
+  site->At(first);
+  // Steps in flight behind one without room find its number. Those with more room begin anew.
+  sums.push_back(scale(before, training.has_more_room ? 0 : 1));
+  Tensor now = add_n(sums);
+  assign(before, now);
+  graph.AddFetch(kRetried, shift(now, training.has_more_room ? 1 : 0).id());
+  const Tensor fits = less_equal(now, 0);
+  for (int n : writers) {
+    Node& node = graph.node(n);
+    if (node.op != "assign" || node.attrs.Has("each_micro_batch"))
+      Fail(graph.DescribeForUser(n), ": it writes ",
+           node.op == "assign" ? "in each micro-batch" : "a part of a variable",
+           ", which a step that experts have no room for (nn::ExpertOverflow::kRetry) cannot take back; "
+           "assign the whole variable once a step, or let experts drop");
+    const int variable = node.in[0], value = node.in[1];
+    site->At(graph.producer(variable));
+    const Tensor held = where(fits, Tensor(&graph, value), Tensor(&graph, variable));
+    graph.node(n).in[1] = held.id();
+  }
+  site->At(first);
+  checks->had_room = fits;
+  checks->applies =
+      checks->applies.defined() ? greater(where(checks->applies, where(fits, 1, 0), 0), 0.5) : fits;
 }
 
 Tensor AssignIf(Tensor applies, Tensor variable, Tensor value) {

@@ -75,10 +75,17 @@ struct StepChecks {
   std::vector<Tensor> factors;        // by weight, on its gradient; undefined: 1
   Tensor applies;                     // whether updates are made; undefined: they are
   Tensor fits_fp16;                   // with a loss scale: whether no gradient overflowed
+  Tensor had_room;                    // whether experts had room, in this step and those before; undefined:
+                                      // none lets steps run again
   std::pair<Tensor, Tensor> average;  // of norms: a variable, and its value after a step that counts
 };
 StepChecks MeasureNorms(const Node& train, const CompileOptions& options,
                         const std::vector<TrainedWeight>& weights, SharedNumbers* numbers, UpdateSite* site);
+
+// Lets a step in which experts had no room change no variable, the user's assigns included, nor those behind
+// it until one runs with more room. Output "retried" is then above 0, and so it is of steps with more room.
+// Throws Error for a write that cannot be held back. `first`: where the training's numbers stand.
+void HoldBack(const CompileOptions& options, const Node& first, UpdateSite* site, StepChecks* checks);
 
 // Assigns where the step's updates are made.
 Tensor AssignIf(Tensor applies, Tensor variable, Tensor value);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,6 +38,10 @@ struct Training {
   // Whether regions with kAuto repeat messages (true), do not (false), or choose for themselves (empty).
   // A region that computes everything again repeats its messages in any case.
   std::optional<bool> gather_again = {};
+  // Values of the graph, f32[]: numbers of choices for which experts have no room. A step in which one is
+  // above 0 changes no variable, nor do those behind it (add_updates.cc).
+  std::vector<int> no_room = {};
+  bool has_more_room = false;  // the plan in which such steps run again
 };
 // Mesh axes along which activations keep one signature (Parallel in session.h).
 struct Roles {
@@ -69,6 +74,9 @@ struct CompileOptions {
   // threads are those that any process of the job gives a kernel at most.
   const KernelRegistry* kernels = nullptr;
   int kernel_threads = 1;
+  // A graph of the same nodes with other extents, whose signatures are taken (choose_signatures); nullptr:
+  // the cheapest are.
+  std::shared_ptr<const Graph> signed_as;
 };
 
 }  // namespace oneflow_like

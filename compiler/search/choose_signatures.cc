@@ -9,6 +9,8 @@
 // picks; then single nodes are improved with their neighbours fixed until nothing changes, and so are heavy
 // nodes together with their gradients where they share operands. Cost is estimated seconds: the node's share
 // of its work plus boxing on its edges, a boxing that two readers share counted once.
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -346,6 +348,8 @@ class AxisChooser : AxisChoices {
   std::map<int, const FixedSbp*> lies_;  // where values are to lie
 };
 
+const std::string kExpansionOf = "expansion of ";
+
 void Expand(Graph* graph, int id) {
   const Node node = graph->node(id);
   Graph::Origin origin{node.phase, node.line, &node.slice, ""};
@@ -360,13 +364,35 @@ void Expand(Graph* graph, int id) {
   graph->SetOrigin(nullptr);
   for (int n = first_new; n < graph->num_nodes(); ++n) {
     graph->node(n).placed = node.placed;
-    graph->node(n).why = "expansion of " + graph->Describe(id);
+    graph->node(n).why = kExpansionOf + graph->Describe(id);
   }
   for (size_t o = 0; o < node.out.size(); ++o)
     for (int r : readers[node.out[o]])
       for (int& v : graph->node(r).in)
         if (v == node.out[o]) v = out[o].id();
   graph->Remove(id);
+}
+
+// The signatures of a graph that had the same nodes before its expansions.
+void TakeSignatures(const Graph& from, Graph* graph) {
+  while (graph->num_nodes() < from.num_nodes()) {  // in their order
+    const std::string& why = from.node(graph->num_nodes()).why;
+    int expanded = 0;
+    while (expanded < graph->num_nodes() &&
+           !(graph->alive(expanded) && why == kExpansionOf + graph->Describe(expanded)))
+      ++expanded;
+    CHECK_LT(expanded, graph->num_nodes()) << "signatures of another graph: " << why;
+    Expand(graph, expanded);
+  }
+  CHECK_EQ(graph->num_nodes(), from.num_nodes()) << "signatures of another graph";
+  CHECK_EQ(graph->num_values(), from.num_values()) << "signatures of another graph";
+  for (int n : graph->Order()) {
+    Node& node = graph->node(n);
+    CHECK_EQ(node.name, from.node(n).name) << "signatures of another graph";
+    node.want = from.node(n).want;
+    for (int v : node.out) graph->value(v).sbp = from.value(v).sbp;
+  }
+  for (int n : graph->Order()) graph->SettleRate(n);
 }
 
 }  // namespace
@@ -377,6 +403,11 @@ void ChooseOverTime(Graph* graph, const CompileOptions& options, NodesOfChoice* 
 
 void ChooseSignatures(Graph* graph, const CompileOptions& options) {
   MarkWrittenVariables(graph);
+  if (options.signed_as) {
+    TakeSignatures(*options.signed_as, graph);
+    RefuseWritesOfParts(*graph);
+    return;
+  }
   for (;;) {
     NodesOfChoice nodes(graph);
     std::set<int> expanded;

@@ -56,7 +56,8 @@ CheckpointIndex IndexOf(const ModelImpl& model, const SaveOptions& options, cons
   return index;
 }
 
-std::vector<LastStep> LastSteps(const ModelImpl& model) {
+std::vector<LastStep> LastSteps(ModelImpl& model) {
+  model.SettleSteps();
   std::vector<LastStep> steps;
   for (const auto& [session, step] : model.last_steps) steps.push_back(step);
   return steps;

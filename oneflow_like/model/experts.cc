@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compiler/graph/training.h"
 #include "oneflow_like/model/layer.h"
 #include "oneflow_like/model/limits.h"
+#include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/nn.h"
 #include "ops/language/expressions.h"
 #include "ops/language/numbers.h"
@@ -40,7 +42,18 @@ void CheckExperts(const Layer& layer, const Mesh& mesh, const ExpertsOptions& o)
   if (const int64_t ranks = RanksOf(mesh, o); o.room > 0 && o.experts % ranks != 0)
     Fail(who, ": room is that of a rank, but the ", ranks, " ranks of mesh axis ", o.ep,
          " do not divide the ", o.experts, " experts; make them a multiple, or set room to 0");
-  NeedEnum(who, "overflow", o.overflow, ExpertOverflow::kError, "nn::ExpertOverflow");
+  if (!(o.retry_room >= 0 && o.retry_room <= 1e6))
+    Fail(who, ": retry_room is ", o.retry_room, " but must be at least 0, at most 1e6");
+  NeedEnum(who, "overflow", o.overflow, ExpertOverflow::kRetry, "nn::ExpertOverflow");
+  const bool retries = o.overflow == ExpertOverflow::kRetry;
+  if (retries && o.room == 0)
+    Fail(who,
+         ": overflow is kRetry, but steps run again for lack of room of ranks alone; set room, or let it "
+         "drop");
+  if (!retries && o.retry_room > 0)
+    Fail(who, ": retry_room is ", o.retry_room, ", which only overflow kRetry has a use for");
+  if (o.retry_room > 0 && o.retry_room < o.room)
+    Fail(who, ": retry_room is ", o.retry_room, " but must be at least room, which is ", o.room);
   NeedEnum(who, "order", o.order, ExpertOrder::kChoice, "nn::ExpertOrder");
   NeedEnum(who, "score", o.score, ExpertScore::kSigmoid, "nn::ExpertScore");
   NeedNumber(who, "bias_balance", o.bias_balance, Domain::kNotNegative);
@@ -96,8 +109,9 @@ int64_t RoomOf(const ExpertsOptions& o, int64_t tokens) {
 }
 
 // Choices of a rank's experts in a pool of so many tokens.
-int64_t RoomOfRank(const ExpertsOptions& o, int64_t tokens, int64_t ranks) {
-  return RoomWith(o.room, o.top_k * tokens, ranks, std::min(o.top_k, o.experts / ranks) * tokens);
+int64_t RoomOfRank(double room, const ExpertsOptions& o, int64_t tokens, int64_t ranks) {
+  const int64_t most = std::min(o.top_k, o.experts / ranks) * tokens;
+  return room == 0 ? std::max<int64_t>(1, most) : RoomWith(room, o.top_k * tokens, ranks, most);
 }
 
 // A product in fp32, whatever the session's type is.
@@ -124,16 +138,24 @@ Tensor Eligible(Tensor score, Tensor bias, const ExpertsOptions& o, const Here& 
 }
 
 struct Router {
-  Tensor scores, logits;  // [p n e]
-  Tensor weights;         // [p n k]
-  Routes routes;          // to experts, or ranks
-  Tensor kept;            // of choices that go to ranks
-  Tensor chosen;          // i32[p e]
-  int64_t ranks = 0;      // 0: to experts
-  int64_t room = 0;       // of an expert, or a rank, for choices of a pool
+  Tensor scores, logits;   // [p n e]
+  Tensor weights;          // [p n k]
+  Routes routes;           // to experts, or ranks
+  Tensor kept;             // of choices that go to ranks
+  Tensor chosen;           // i32[p e]
+  int64_t ranks = 0;       // 0: to experts
+  int64_t room = 0;        // of an expert, or a rank, for choices of a pool
+  int64_t retry_room = 0;  // of a rank where steps run again; 0: none does
 };
 
-Router RouteTokens(const Scope& s, Tensor x, const ExpertsOptions& o, const Here& at) {
+// Gives the operator the room that it has in plans with more (WithMoreRoom).
+void SetRetryRoom(Tensor made, int64_t room, const std::string& who) {
+  Graph* graph = GraphOf(made, who);
+  if (room > 0) graph->node(graph->value(made.id()).producer).attrs.Set(kRetryRoom, room);
+}
+
+Router RouteTokens(const Layer& layer, const Scope& s, Tensor x, const ExpertsOptions& o) {
+  const Here& at = layer.at;
   const Dims shape = x.shape();
   Router router;
   Tensor seen = x;
@@ -150,7 +172,7 @@ Router RouteTokens(const Scope& s, Tensor x, const ExpertsOptions& o, const Here
   router.weights = weights;
   RouteOptions options;
   if (o.order == ExpertOrder::kWeight) options.weights = weights;
-  options.may_drop = o.overflow == ExpertOverflow::kDrop;
+  options.may_drop = o.overflow != ExpertOverflow::kError;
   if (o.room == 0) {
     router.room = RoomOf(o, shape[1]);
     router.routes = route(best.indices, o.experts, router.room, options, at);
@@ -158,8 +180,14 @@ Router RouteTokens(const Scope& s, Tensor x, const ExpertsOptions& o, const Here
     return router;
   }
   router.ranks = RanksOf(s.mesh(), o);
-  router.room = RoomOfRank(o, shape[1], router.ranks);
+  router.room = RoomOfRank(o.room, o, shape[1], router.ranks);
+  if (o.overflow == ExpertOverflow::kRetry) {
+    router.retry_room = RoomOfRank(o.retry_room, o, shape[1], router.ranks);
+    const bool for_all = router.room == RoomOfRank(0, o, shape[1], router.ranks);
+    if (for_all) router.retry_room = 0;
+  }
   const RankRoutes of_ranks = route_ranks(best.indices, o.experts, router.ranks, router.room, options, at);
+  SetRetryRoom(of_ranks.kept, router.retry_room, layer.who);
   router.routes = of_ranks.routes;
   router.kept = of_ranks.kept;
   router.chosen = of_ranks.chosen;
@@ -214,6 +242,7 @@ Tensor AtRanks(const Scope& s, Tensor x, const Router& router, const ExpertsOpti
   Tensor choices =
       there(between_ranks(take_rows(concat({router.kept, router.weights}, 2, at), router.routes, {}, at)));
   const Routes runs = sort_choices(slice(choices, 3, 0, k, at), o.experts, router.room, at);
+  SetRetryRoom(runs.slots, router.retry_room, "sort_choices");
   Tensor made = Networks(s, take_rows(rows, runs, {}, at), o, inner, at, [&](Tensor sorted, Tensor w) {
     const Dims all = w.shape();
     return grouped_matmul(sorted, reshape(w, {ranks, o.experts / ranks, all[1], all[2]}, at), runs.counts,
@@ -266,7 +295,7 @@ ExpertsResult Experts(Scope s, Tensor x, const ExpertsOptions& o, Here at) {
                 inner = layer.OrDefault("inner", o.inner, usual);
   layer.OrDefault("shared_inner", o.shared_inner, 0);
   Tensor pools = InPools(layer, s, x, o);
-  const Router router = RouteTokens(s, pools, o, at);
+  const Router router = RouteTokens(layer, s, pools, o);
   ExpertsResult result;
   result.routes = router.routes;
   result.y = (o.room > 0 ? AtRanks : AtExperts)(s, pools, router, o, inner, at);
@@ -283,7 +312,11 @@ ExpertsResult Experts(Scope s, Tensor x, const ExpertsOptions& o, Here at) {
   if (router.ranks > 0)
     counts =
         sum(reshape(counts, {counts.shape()[0], router.ranks, o.experts / router.ranks}, at), {2}, false, at);
-  Tensor beyond = sum(relu(shift(counts, -static_cast<double>(router.room), at), at), {}, false, at);
+  // Whole numbers, too. With kRetry `kept` tells them, as the room is another one in each plan.
+  Tensor without = router.retry_room > 0 ? shift(neg(router.kept, at), 1, at)  // 1, or at most 0
+                                         : shift(counts, -static_cast<double>(router.room), at);
+  Tensor beyond = sum(relu(without, at), {}, false, at);
+  if (router.retry_room > 0) GraphOf(beyond, layer.who)->no_room.push_back(beyond);
   result.dropped = scale(beyond, 1 / std::max(1.0, all), at);
   s.Output("load", result.load, at);
   s.Output("load_max", scale(max(result.load, {}, false, at), static_cast<double>(o.experts), at), at);

@@ -146,7 +146,16 @@ void ModelImpl::Load() {
   executor = MakeThreadExecutor(threads, KernelThreadsHere(threads));
 }
 
-void ModelImpl::WaitIdle() const {
+void ModelImpl::SettleSteps(const void* but) {
+  for (auto& [session, step] : last_steps) {
+    if (session == but || !step.settler) continue;
+    step.settler->Settle();
+    step.handle = step.settler->last();
+  }
+}
+
+void ModelImpl::WaitIdle() {
+  SettleSteps();
   for (const auto& [session, step] : last_steps) (void)step.handle.Wait();
 }
 
@@ -439,6 +448,7 @@ void Model::SetNextStep(const std::string& session, int64_t step) {
         Fail("SetNextStep: session ", session, " continues with step ", all[0],
              " on process 0 but with step ", all[p], " on process ", p);
   }
+  impl_->SettleSteps();
   impl_->steps[session].next = step;
 }
 

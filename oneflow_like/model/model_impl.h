@@ -63,6 +63,7 @@ struct GraphOfModel : Graph {
   std::map<std::string, int> variables, inputs;  // by name, their node
   std::vector<Tensor> in_training;               // Scope::InTraining
   std::map<std::string, Tensor> shown;           // Scope::Output
+  std::vector<Tensor> no_room;                   // Training::no_room
   std::vector<BlockStack> stacks;
   std::map<int, int> moves;  // nodes of to_stage_of, and the value whose stage they are for; -1: to_stage's
   // Nodes made while a scope with a stage ran, and that scope's coordinates: they do not follow their
@@ -126,11 +127,22 @@ class SaveUnderWay {
   virtual void WaitCopied() = 0;
 };
 
+// Lets steps run again that lacked room for experts (job/retries.h).
+class Settler {
+ public:
+  virtual ~Settler() = default;
+  // Waits for steps in flight and lets them run again, if they must: variables are then what the last step
+  // leaves.
+  virtual void Settle() = 0;
+  virtual StepHandle last() const = 0;  // how the last step ran last
+};
+
 // The last step of a session.
 struct LastStep {
   StepHandle handle;
-  std::string finite;   // output that must be finite, empty for none
-  bool trains = false;  // it updates variables
+  std::string finite;                     // output that must be finite, empty for none
+  bool trains = false;                    // it updates variables
+  std::shared_ptr<Settler> settler = {};  // of a session whose steps may run again
 };
 
 struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
@@ -139,7 +151,9 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   // Creates devices, store and threads of the ranks that this process hosts, the first time.
   void Load();
   // Waits until the steps of all sessions have ended.
-  void WaitIdle() const;
+  void WaitIdle();
+  // Settles the steps of all sessions but this one, before something reads what they write.
+  void SettleSteps(const void* but = nullptr);
   // Allocates memory for the plan, and creates the variables of its rank that do not exist yet.
   void Prepare(const plan::Plan& plan);
   // Loads, waits for steps, and creates the variable if it does not exist yet. Throws Error for an unknown

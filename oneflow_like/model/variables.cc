@@ -1,5 +1,6 @@
 #include "oneflow_like/model/variables.h"
 
+#include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
 #include "core/boxes/copy_box.h"
 #include "core/hash_bytes.h"
@@ -110,6 +111,7 @@ std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& mod
   std::vector<ModelVariable> made;
   for (int n = 0; n < graph.num_nodes(); ++n) {
     if (!graph.alive(n) || graph.node(n).kind != NodeKind::kVariable) continue;
+    if (graph.node(n).attrs.Has(kOfPlan)) continue;
     ModelVariable variable;
     variable.node = graph.node(n);
     const Value& value = graph.value(variable.node.out[0]);

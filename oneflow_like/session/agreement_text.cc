@@ -73,6 +73,8 @@ std::string AgreementText(const Session::Impl& session) {
     option("gather_again", !gather ? "by default" : *gather ? "true" : "false");
   }
   text += session.input_graph;
+  if (session.retries)
+    text += Cat("order of acts with more room ", Hexadecimal(session.retries->compiled().logical.hash), '\n');
   return text + Cat("order of acts ", Hexadecimal(session.compiled.logical.hash), '\n');
 }
 

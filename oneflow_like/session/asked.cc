@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "actor/net/talk/job.h"
+#include "compiler/graph/more_room.h"
+#include "compiler/graph/training.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/variables.h"
 #include "oneflow_like/session/logit_tiles.h"
@@ -207,8 +209,9 @@ bool BelongsTo(const GraphOfModel& graph, const std::set<int>& trained, Tensor t
   return shared;
 }
 
-// Adds what layers show to the outputs, and what they keep to what is computed.
-void AddOfLayers(const GraphOfModel& graph, std::map<std::string, int>* fetched, SessionOptions* options) {
+// Adds what layers show to the outputs, and what they keep to what is computed; gives Training::no_room.
+std::vector<int> AddOfLayers(const GraphOfModel& graph, std::map<std::string, int>* fetched,
+                             SessionOptions* options) {
   std::vector<int> values;
   for (const auto& [name, value] : Roots(*fetched, *options)) values.push_back(value);
   const std::set<int> trained = Ancestors(graph, values);
@@ -216,6 +219,13 @@ void AddOfLayers(const GraphOfModel& graph, std::map<std::string, int>* fetched,
     if (BelongsTo(graph, trained, tensor)) options->also.push_back(tensor);
   for (const auto& [name, tensor] : graph.shown)
     if (BelongsTo(graph, trained, tensor)) fetched->emplace(name, tensor.id());
+  std::vector<int> no_room;
+  for (const Tensor& tensor : graph.no_room) {
+    if (!BelongsTo(graph, trained, tensor)) continue;
+    options->also.push_back(tensor);
+    no_room.push_back(tensor.id());
+  }
+  return no_room;
 }
 
 }  // namespace
@@ -287,7 +297,8 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
     if (fetched.count(norm)) FailTaken(who, norm);
   if (skips && fetched.count("skipped")) FailTaken(who, "skipped");
   AddReads(source, who, optimizer, &options);
-  AddOfLayers(*source, &fetched, &options);
+  const std::vector<int> no_room = AddOfLayers(*source, &fetched, &options);
+  if (!no_room.empty() && fetched.count(kRetried)) FailTaken(who, kRetried);
   Asked asked{who, source, options, fetched};
   asked.training = Training{optimizer,         options.lr_schedule,
                             options.clip_norm, options.skip,
@@ -301,6 +312,7 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
     asked.training->reduce_axes =
         source->mesh().AxesOrFail(options.reduce_axis, Cat(asked.who, ": reduce_axis"));
   asked.training->gather_again = options.gather_again;
+  asked.training->no_room = no_room;
   if (options.gather_again == true) asked.training->recompute = WithGather(options.recompute);
   asked.loss = loss.id();
   asked.line = line;
@@ -340,6 +352,7 @@ Graph GraphOf(const Asked& asked, const Decisions& decisions) {
   } else {
     ReadAverages(asked.who, asked.model(), asked.averages, &graph);
   }
+  if (!asked.training || asked.training->has_more_room) WithMoreRoom(&graph);
   for (const auto& [name, value] : asked.fetched) roots.push_back(graph.AddFetch(name, value));
   for (const Tensor& tensor : asked.options.also) roots.push_back(graph.value(tensor.id()).producer);
   graph.KeepOnly(roots);

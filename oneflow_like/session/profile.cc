@@ -293,9 +293,12 @@ std::string PlainCoresLines(const Session::Impl& session) {
 int64_t CommunicatorsHere(const Session::Impl& session, const BackendCounts& counts) {
   if (counts.other_bytes <= counts.ranks * kCudaBytesOfOthers) return 0;
   int64_t bytes = 0;
+  const auto of_plan = [&](const Compiled& compiled, int rank) {
+    return MemoryBesidesPlan(*session.model, PlanOf(compiled, rank, PlanDetail::kOutline).plan).communicators;
+  };
   for (int rank : session.model->store->ranks())
-    bytes += MemoryBesidesPlan(*session.model, PlanOf(session.compiled, rank, PlanDetail::kOutline).plan)
-                 .communicators;
+    bytes +=
+        of_plan(session.compiled, rank) + (session.retries ? of_plan(session.retries->compiled(), rank) : 0);
   return bytes;
 }
 
@@ -318,6 +321,7 @@ void KeepLibraries(const Session::Impl& session, const StepProfile& profile) {
 
 StepProfile Session::TakeProfile() {
   if (!impl_ || !impl_->runtime) return {};
+  if (impl_->retries) impl_->retries->Settle();
   StepProfile mine = impl_->runtime->TakeProfile();
   mine.communicator_bytes = CommunicatorsHere(*impl_, mine.devices);
   if (mine.steps > 0) KeepLibraries(*impl_, mine);
@@ -331,7 +335,13 @@ StepProfile Session::TakeProfile() {
 
 std::string Session::ProfileText() {
   if (!impl_) return ToText(TakeProfile(), "");
+  const int64_t again = impl_->retries ? impl_->retries->count() : 0;
   return ToText(TakeProfile(), impl_->options.name) + PlainCoresLines(*impl_) +
+         (again > 0
+              ? Cat("  ", again, again == 1 ? " step" : " steps",
+                    " in which experts had no room, or behind such, ran again with more; these times are "
+                    "of the first runs\n")
+              : "") +
          ShownText(impl_->shown->all());
 }
 

@@ -36,12 +36,24 @@ namespace {
 constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB of text
 constexpr size_t kRoomForSteps = size_t{64} << 20;
 
+// Both plans get the arenas of the larger one: they take turns in these.
+void ShareArenas(plan::Plan* a, plan::Plan* b) {
+  for (plan::Arena& mine : *a->mutable_arena())
+    for (plan::Arena& other : *b->mutable_arena()) {
+      if (mine.memory() != other.memory()) continue;
+      const int64_t bytes = std::max(mine.bytes(), other.bytes());
+      mine.set_bytes(bytes);
+      other.set_bytes(bytes);
+    }
+}
+
 }  // namespace
 
 // --- StepResult ---
 
 struct StepResult::State {
-  StepHandle handle;
+  std::shared_ptr<LaunchedStep> step = std::make_shared<LaunchedStep>();
+  std::shared_ptr<Retries> retries;  // nullptr: the step does not run again
   std::shared_ptr<StallWatch> stalls;
   std::string session;
   std::string finite;  // output that must be finite, empty for none
@@ -53,25 +65,28 @@ struct StepResult::State {
 void StepResult::Wait() const {
   if (!state_) Fail("this StepResult is the result of no step; Session::Run gives one");
   std::optional<StallWatch::Doing> doing;
-  if (state_->stalls && !state_->handle.Done())
+  if (state_->stalls && (state_->retries || !state_->step->handle.Done()))
     doing.emplace(state_->stalls.get(),
                   Cat("StepResult::Wait or a read of step ", step(), " of session ", state_->session));
-  Status status = state_->handle.Wait();
+  if (const auto retries = std::exchange(state_->retries, nullptr)) retries->Settle(*state_->step);
+  if (!state_->step->failure.empty()) throw Error(state_->step->failure);
+  const StepHandle& handle = state_->step->handle;
+  Status status = handle.Wait();
   doing.reset();
   if (!status.ok()) throw Error(status.message());
-  if (state_->shown) std::exchange(state_->shown, nullptr)->Add(state_->handle);
+  if (state_->shown) std::exchange(state_->shown, nullptr)->Add(handle);
   if (state_->finite.empty() || state_->checked) return;
-  const HostTensor& loss = state_->handle.Get(state_->finite);
+  const HostTensor& loss = handle.Get(state_->finite);
   float value = loss.as<float>()[0];
   if (!std::isfinite(value))
-    Fail("step ", state_->handle.step(), ": ", state_->finite, " is ", value,
+    Fail("step ", state_->step->handle.step(), ": ", state_->finite, " is ", value,
          "; lower the learning rate, clip the gradient, or look at the data of this step");
   state_->checked = true;
 }
 
 const HostTensor& StepResult::Get(const std::string& output) const {
   Wait();
-  return state_->handle.Get(output);
+  return state_->step->handle.Get(output);
 }
 
 float StepResult::Scalar(const std::string& output) const {
@@ -81,7 +96,7 @@ float StepResult::Scalar(const std::string& output) const {
   return t.as<float>()[0];
 }
 
-int64_t StepResult::step() const { return state_ ? state_->handle.step() : -1; }
+int64_t StepResult::step() const { return state_ ? state_->step->handle.step() : -1; }
 
 double StepResult::lr_factor() const {
   return state_ ? state_->lr_factor : std::numeric_limits<double>::quiet_NaN();
@@ -105,9 +120,19 @@ void Session::Impl::Close() {
   closed = true;
   if (!runtime) return;
   const StallWatch::Doing doing(model->options.stalls.get(), "the end of session " + options.name);
+  if (retries) {
+    retries->Settle();
+    (void)retries->last().Wait();
+  }
   // Ended among its updates, a step would leave copies of a weight that differ.
   auto last = model->last_steps.find(this);
   if (trains && last != model->last_steps.end()) (void)last->second.handle.Wait();
+  if (model->trace && model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
+  int64_t missing = 0;
+  if (retries) {
+    if (model->options.stalls) model->options.stalls->Remove(retries.get());
+    missing = retries->Close(model->trace.get());
+  }
   runtime->Close();
   if (model->options.stalls) model->options.stalls->Remove(this);
   if (model->report) {
@@ -117,8 +142,7 @@ void Session::Impl::Close() {
     model->report->AddClosed(*this);
   }
   if (!model->trace) return;
-  if (model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
-  int64_t missing = runtime->WriteTrace(model->trace.get());
+  missing += runtime->WriteTrace(model->trace.get());
   LOG_IF(WARNING, missing > 0) << "trace file '" << model->trace->path() << "': " << missing
                                << " slices of session " << options.name << " did not fit";
 }
@@ -141,6 +165,10 @@ void Session::Impl::Load() {
     reason = Cat(error.what(), ": ", OutOfMemoryText());
   }
   if (reason.empty()) return;
+  if (StallWatch* stalls = model->options.stalls.get()) {
+    stalls->Remove(this);
+    stalls->Remove(retries.get());
+  }
   runtime.reset();
   FailOutOfMemory(*model, options.name, reason, [this](int rank) { return ConsumersOf(rank); });
 }
@@ -151,18 +179,49 @@ void Session::Impl::LoadPlans() {
   Job* job = model->options.job.get();
   model->Load();
   model->WaitIdle();
-  std::vector<plan::Plan> plans;
+  std::vector<plan::Plan> plans, more;
   for (RankPlan& made : PlansOf(compiled, model->store->ranks())) plans.push_back(std::move(made.plan));
-  RequireHostMemory(*model, options.name, plans, options.steps_in_flight,
+  if (retries) {
+    for (RankPlan& made : PlansOf(retries->compiled(), model->store->ranks()))
+      more.push_back(std::move(made.plan));
+    for (size_t i = 0; i < plans.size(); ++i) {
+      ShareArenas(&plans[i], &more[i]);
+      more[i].set_name(retries->PlanName());
+    }
+  }
+  RequireHostMemory(*model, options.name, plans, options.steps_in_flight + (retries ? 1 : 0),
                     [this](int rank) { return ConsumersOf(rank); });
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);
     DumpPlan(plan);
   }
-  RuntimeOptions o;
-  o.steps_in_flight = options.steps_in_flight;
-  o.next_step = &model->steps[options.name].next;
+  for (const plan::Plan& plan : more) model->Prepare(plan);
   if (model->trace) model->trace->Start();
+  if (job) job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh
+  auto first = MakeRuntime(std::move(plans), options.steps_in_flight);
+  auto second = retries ? MakeRuntime(std::move(more), 1) : nullptr;  // one step in flight: they are rare
+  const auto watch = [&](const void* who, const std::string& name, const Runtime* watched) {
+    if (StallWatch* stalls = model->options.stalls.get())
+      stalls->Add(who, {name, [watched] { return watched->ActsEnded(); },
+                        [watched](double patience) { return watched->WhoWaits(patience); }});
+  };
+  runtime = std::move(first);
+  watch(this, options.name, runtime.get());
+  if (retries) {
+    watch(retries.get(), retries->PlanName(), second.get());
+    retries->Begin({runtime.get(), std::move(second), &model->steps[options.name].next,
+                    options.steps_in_flight, job != nullptr, !job || job->process() == 0});
+  }
+  int64_t arenas = 0;
+  for (int rank : model->store->ranks()) arenas += model->store->ArenaBytes(rank);
+  VLOG(1) << "session " << options.name << " is ready: " << model->store->ranks().size() << " ranks here, "
+          << arenas << " bytes for what steps compute; next is step " << model->steps[options.name].next;
+}
+
+std::unique_ptr<Runtime> Session::Impl::MakeRuntime(std::vector<plan::Plan> plans, int steps_in_flight) {
+  RuntimeOptions o;
+  o.steps_in_flight = steps_in_flight;
+  if (!retries) o.next_step = &model->steps[options.name].next;
   if (model->trace || model->report) o.trace_records = kTraceRecords;
   o.warm_up_steps = 1;
   o.backend = model->backend;
@@ -170,25 +229,15 @@ void Session::Impl::LoadPlans() {
   o.check_finite = model->options.check_nan;
   if (o.check_finite && model->backend)
     Fail("check_nan looks at numbers on the CPU; run the same program with a mesh of cpu devices");
-  if (job) {
-    job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh
-    o.peers = job->peers_of_runtimes();
-  }
-  runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(),
-                                      model->executor.get(), o);
-  if (StallWatch* stalls = model->options.stalls.get())
-    stalls->Add(this, {options.name, [this] { return runtime->ActsEnded(); },
-                       [this](double patience) { return runtime->WhoWaits(patience); }});
-  int64_t arenas = 0;
-  for (int rank : model->store->ranks()) arenas += model->store->ArenaBytes(rank);
-  VLOG(1) << "session " << options.name << " is ready: " << model->store->ranks().size() << " ranks here, "
-          << arenas << " bytes for what steps compute; next is step " << model->steps[options.name].next;
+  if (Job* job = model->options.job.get()) o.peers = job->peers_of_runtimes();
+  return std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(),
+                                   model->executor.get(), o);
 }
 
 void Session::Impl::CheckFeeds(const Feeds& feeds, const FeedPieces& pieces) {
   Job* job = model->options.job.get();
   if (!job || (checked_feeds == kStepsWithCheckedFeeds && !model->options.check_feeds)) return;
-  RequireSameFeeds(job, options.name, runtime->next_step(), feeds, pieces);
+  RequireSameFeeds(job, options.name, model->steps[options.name].next, feeds, pieces);
   if (checked_feeds < kStepsWithCheckedFeeds) ++checked_feeds;
 }
 
@@ -212,7 +261,7 @@ void Session::Impl::CheckVariables() {
 }
 
 void Session::Impl::CheckReplicas() {
-  const int64_t every = model->options.check_replicas, step = runtime->next_step();
+  const int64_t every = model->options.check_replicas, step = model->steps[options.name].next;
   if (every == 0 || !trains || step % every != 0) return;
   if (!told_replicas) {
     told_replicas = true;
@@ -247,7 +296,7 @@ Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
 double Session::Impl::FeedRate(Feeds* feeds) const {
-  const int64_t step = runtime->next_step();
+  const int64_t step = model->steps[options.name].next;
   if (!trains) return std::numeric_limits<double>::quiet_NaN();
   if (!lr_function) return FactorAt(lr_schedule, step);
   const double factor = lr_function(step);
@@ -372,6 +421,7 @@ StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
   const StallWatch::Doing doing(impl_->model->options.stalls.get(),
                                 "Session::Run of session " + impl_->options.name);
   impl_->Load();
+  impl_->model->SettleSteps(impl_.get());
   if (impl_->reads_averages) BeginAverages(impl_->model.get());
   Feeds own = impl_->OwnFeeds(feeds, pieces);
   const FeedPieces own_pieces = impl_->OwnPieces(pieces);
@@ -384,13 +434,18 @@ StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
   if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitBegun();
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
-  result.state_->handle = impl_->runtime->Launch(own, own_pieces);
+  result.state_->retries = impl_->retries;
+  if (impl_->retries)
+    result.state_->step = impl_->retries->Launch(own, own_pieces);
+  else
+    result.state_->step->handle = impl_->runtime->Launch(own, own_pieces);
   result.state_->finite = impl_->finite;
   result.state_->shown = impl_->shown;
   result.state_->stalls = impl_->model->options.stalls;
   result.state_->session = impl_->options.name;
   result.state_->lr_factor = lr_factor;
-  impl_->model->last_steps[impl_.get()] = {result.state_->handle, impl_->finite, impl_->trains};
+  impl_->model->last_steps[impl_.get()] = {result.state_->step->handle, impl_->finite, impl_->trains,
+                                           impl_->retries};
   return result;
 }
 

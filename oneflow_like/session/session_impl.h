@@ -8,6 +8,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/search/wait_prices.h"
+#include "oneflow_like/job/retries.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/session.h"
 #include "oneflow_like/session/shown.h"
@@ -44,6 +45,7 @@ struct Session::Impl {
   StepProfile reported;
   // Results of steps add to it, and may outlive the session.
   std::shared_ptr<ShownNumbers> shown = std::make_shared<ShownNumbers>();
+  std::shared_ptr<Retries> retries;  // where steps may run again; results share it
 
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.
@@ -61,6 +63,8 @@ struct Session::Impl {
   // Creates the plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
   void LoadPlans();
+  // Creates a runtime of plans that have been prepared.
+  std::unique_ptr<Runtime> MakeRuntime(std::vector<plan::Plan> plans, int steps_in_flight);
   // What fills a rank's memory, for the sentence of a plan that does not fit.
   std::string ConsumersOf(int rank) const;
   // Checks the next step's feeds in a job: all processes must feed the same.

@@ -153,6 +153,18 @@ std::string WithoutNumbers(const std::string& name) {
   return text;
 }
 
+// The plan in which steps run again: what it needs more of the memory that both share.
+void AddRetries(const Session::Impl& session, RankSummary* s) {
+  const plan::Plan plan = PlanOf(session.retries->compiled(), s->rank, PlanDetail::kOutline).plan;
+  s->retry_transient_bytes = ArenaBytes(plan);
+  s->host_transient_bytes = std::max(s->host_transient_bytes, ArenaBytes(plan, "host"));
+  const int64_t more = s->retry_transient_bytes - s->transient_bytes;
+  if (more <= 0) return;
+  s->transient_bytes += more;
+  s->purposes.push_back({"steps run again", more});
+  s->blocks.push_back({"steps that run again with more room for experts", more});
+}
+
 RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
   const ModelImpl& model = *session.model;
   const Compiled& compiled = session.compiled;
@@ -202,6 +214,12 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     const MemoryBesides besides = MemoryBesidesPlan(model, plan);
     s.library_bytes = kCudaBytesBesides + besides.device;
     s.communicator_bytes = besides.communicators;
+    if (session.retries) {  // whose collectives are its own
+      const MemoryBesides more =
+          MemoryBesidesPlan(model, PlanOf(session.retries->compiled(), s.rank, PlanDetail::kOutline).plan);
+      s.library_bytes += more.device - more.libraries;
+      s.communicator_bytes += more.communicators;
+    }
     AddPlainCores(compiled.graph.catalog(), plan, &s);
     for (const auto& [what, bytes] : besides.consumers) consumers.push_back({what, bytes});
   }
@@ -248,8 +266,9 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     s.purposes.push_back({"communicators", s.communicator_bytes});
     s.blocks.push_back({"communicators", s.communicator_bytes});
   }
+  if (session.retries) AddRetries(session, &s);
   s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
-  s.feed_bytes = FeedBytes(plan, session.options.steps_in_flight);
+  s.feed_bytes = FeedBytes(plan, session.options.steps_in_flight + (session.retries ? 1 : 0));
   s.lower_bound_bytes = s.persistent_bytes + made.lower_bound;
   return s;
 }
@@ -321,7 +340,7 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
   int64_t staging = 0;
   if (session.model->options.job) {
     const StagingBytes bytes = StagingOfJob();
-    staging = bytes.process + bytes.session;
+    staging = bytes.process + (session.retries ? 2 : 1) * bytes.session;
   }
   const bool many = world > kManyRanks || (!known.empty() && std::ssize(known) < world);
   std::vector<RankSummary> all;
@@ -377,6 +396,9 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
     snprintf(line, sizeof(line), "    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
     text += line;
   }
+  if (s.retry_transient_bytes > 0)
+    text += Cat("  run again     ", BytesText(s.retry_transient_bytes),
+                " buffers and scratch in the same memory, for steps in which experts had no room\n");
   if (s.host_persistent_bytes + s.host_transient_bytes > 0)
     text += Cat("  on the host   ", BytesText(s.host_persistent_bytes + s.host_transient_bytes), " = ",
                 BytesText(s.host_persistent_bytes), " variables + ", BytesText(s.host_transient_bytes),

@@ -94,24 +94,57 @@ class ModelChange {
   bool kept_ = false;
 };
 
+// What is asked of the plan in which steps run again for which experts had no room: regions are computed
+// again, so that it hardly needs more memory.
+Asked WithMoreRoom(const Asked& asked) {
+  Asked more = asked;
+  more.training->has_more_room = true;
+  more.training->recompute = Recompute::kFull;
+  more.options.overlap = {};
+  return more;
+}
+Decisions ComputedAgain(Decisions decisions) {
+  for (auto& [region, how] : decisions.waits) how = Recompute::kFull;
+  return decisions;
+}
+
+// What both plans take their signatures from: results are then those of a training with more room throughout.
+// Where something was searched for within a budget, that was by the signatures of the first plan.
+std::shared_ptr<const Graph> SignedForRetries(const Asked& asked, const Budget& budget,
+                                              const Decisions& decisions) {
+  const Asked from = budget.bytes > 0 || budget.cuts ? asked : WithMoreRoom(asked);
+  Graph graph = GraphOf(from, decisions);
+  const CompileOptions options = CompileOptionsOf(from, graph);
+  return std::make_shared<const Graph>(RunPasses("", "choose_signatures", std::move(graph), options));
+}
+
 // What was asked, as it was decided. What cannot be compiled is reported with both lines, the call's and the
 // node's.
-std::unique_ptr<Session::Impl> CompileSession(const Asked& asked, const Decisions& decisions,
-                                              std::vector<ModelVariable>* state) {
+std::unique_ptr<Session::Impl> CompileSession(const Asked& asked, const Budget& budget,
+                                              const Decisions& decisions, std::vector<ModelVariable>* state) {
   ModelImpl& model = asked.model();
   Graph graph = GraphOf(asked, decisions);
-  const CompileOptions options = CompileOptionsOf(asked, graph);
+  CompileOptions options = CompileOptionsOf(asked, graph);
   std::string input_graph;
   const WholeFn whole = [&](const Graph& g) {
     *state = NewState(Cat("session ", asked.options.name), model, g);
     if (model.options.job) input_graph = GraphLines(g);
   };
   try {
+    const bool retries = asked.training && !asked.training->no_room.empty();
+    if (retries) options.signed_as = SignedForRetries(asked, budget, decisions);
     std::unique_ptr<Session::Impl> impl(new Session::Impl{
         model.shared_from_this(),
         Compile(std::move(graph), options, Dumper(model, asked.options.name), whole), asked.options});
     impl->decisions = decisions;
     impl->input_graph = std::move(input_graph);
+    if (retries) {
+      const Asked more = WithMoreRoom(asked);
+      Graph larger = GraphOf(more, ComputedAgain(decisions));
+      CompileOptions same = CompileOptionsOf(more, larger);
+      same.signed_as = options.signed_as;
+      impl->retries = std::make_shared<Retries>(Compile(std::move(larger), same), asked.options.name);
+    }
     return impl;
   } catch (const WriteError& error) {
     throw WriteError(Cat(asked.who, ": ", error.what()));
@@ -130,7 +163,7 @@ Session SessionOf(const Asked& asked) {
   const Decided decided = Decide(asked, budget);
   ModelChange change(asked, decided);
   std::vector<ModelVariable> state;
-  std::unique_ptr<Session::Impl> impl = CompileSession(asked, decided.decisions, &state);
+  std::unique_ptr<Session::Impl> impl = CompileSession(asked, budget, decided.decisions, &state);
   impl->trains = asked.training.has_value();
   if (impl->trains)
     impl->wait_prices = [asked, decisions = impl->decisions, &options = impl->compiled.options] {

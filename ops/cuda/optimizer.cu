@@ -391,11 +391,14 @@ struct ScaleRule {
   double least, most, interval;
 };
 
-OFL_KERNEL void NextLossScale(FloatView scale, FloatView steps, const bool* finite, ScaleRule rule,
-                              FloatView new_scale, FloatView new_steps) {
+// `applies` may be nullptr: it does.
+OFL_KERNEL void NextLossScale(FloatView scale, FloatView steps, const bool* finite, const bool* applies,
+                              ScaleRule rule, FloatView new_scale, FloatView new_steps) {
   if (threadIdx.x != 0) return;
   double now = scale.At(0), count = static_cast<double>(steps.At(0)) + 1.0;
-  if (!*finite) {
+  if (applies != nullptr && !*applies) {
+    count -= 1;
+  } else if (!*finite) {
     now = now / 2 < rule.least ? rule.least : now / 2;
     count = 0;
   } else if (count >= rule.interval) {
@@ -411,8 +414,9 @@ Status UpdateLossScale(const KernelContext& context, const LaunchContext& launch
   ScaleRule rule = {attrs.Float("least", 1), attrs.Float("most", 16777216),
                     static_cast<double>(attrs.Int("interval", 2000))};
   Launch(NextLossScale, Grid{.threads = 32}, launch.stream, FloatsOf(context.in[0]), FloatsOf(context.in[1]),
-         static_cast<const bool*>(context.in[2].as<bool>()), rule, FloatsOf(context.out[0]),
-         FloatsOf(context.out[1]));
+         static_cast<const bool*>(context.in[2].as<bool>()),
+         context.in.size() > 3 ? static_cast<const bool*>(context.in[3].as<bool>()) : nullptr, rule,
+         FloatsOf(context.out[0]), FloatsOf(context.out[1]));
   return Status();
 }
 

@@ -151,6 +151,13 @@ const std::vector<Option>& Options() {
        [](Given& g, double n) { return nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.capacity = n}).y; }},
       {"nn::Experts", "room",
        [](Given& g, double n) { return nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.room = n}).y; }},
+      {"nn::Experts", "retry_room",
+       [](Given& g, double n) {
+         nn::ExpertsOptions o = {.room = 8};
+         o.overflow = nn::ExpertOverflow::kRetry;
+         o.retry_room = n;
+         return nn::Experts(g.s, reshape(g.x, {4, 3, 2}), o).y;
+       }},
       {"nn::Experts", "bias_balance",
        [](Given& g, double n) { return nn::Experts(g.s, reshape(g.x, {4, 3, 2}), {.bias_balance = n}).y; }},
       {"nn::Experts", "aux_loss",
@@ -362,8 +369,8 @@ TEST(OptionNumbers, CastToEnumsAreRefused) {
        }},
       {"interpolate", "mode is 9, which is no ResizeMode",
        [](Given& g) { interpolate(g.heads(), 2, 2, {.mode = static_cast<ResizeMode>(9)}); }},
-      {"nn::Experts", "overflow is 2, which is no nn::ExpertOverflow",
-       [](Given& g) { nn::Experts(g.s, g.x, {.overflow = static_cast<nn::ExpertOverflow>(2)}); }},
+      {"nn::Experts", "overflow is 3, which is no nn::ExpertOverflow",
+       [](Given& g) { nn::Experts(g.s, g.x, {.overflow = static_cast<nn::ExpertOverflow>(3)}); }},
       {"nn::Experts", "order is 2, which is no nn::ExpertOrder",
        [](Given& g) { nn::Experts(g.s, g.x, {.order = static_cast<nn::ExpertOrder>(2)}); }},
       {"nn::Experts", "score is 2, which is no nn::ExpertScore",

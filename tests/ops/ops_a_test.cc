@@ -517,6 +517,7 @@ TEST(CatalogTest, EveryEntryRefusesOperandsThatItDoesNotTake) {
                                         "take_rows",
                                         "return_rows",
                                         "cross_entropy_grad",
+                                        "update_loss_scale",
                                         "linear_cross_entropy_grad"};
   for (const std::string& name : BuiltinCatalog().names()) {
     const OpDef& def = BuiltinCatalog().Get(name);
