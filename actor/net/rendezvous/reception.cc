@@ -93,9 +93,11 @@ std::vector<PeerInfo> Reception::Run() {
     go.set_go(true);
     TellAll(Frame(go.SerializeAsString()));
   }
-  // What is said last reaches whoever still listens.
+  // What is said last reaches whoever still listens, and why the start has failed also who comes a little
+  // later.
   end = SteadySeconds() + std::min(2.0, options_.connection_timeout);
-  while (!AllWritten() && SteadySeconds() < end) Turn(end);
+  while ((!AllWritten() || (listener_.open() && !AllCame())) && SteadySeconds() < end) Turn(end);
+  listener_.Close();
   if (dropped_ > kMostLogged)
     LOG(WARNING) << "rendezvous: " << dropped_ << " connections were dropped in all";
   if (!ended_.empty()) throw EndedBeforeStart(ended_);
@@ -221,11 +223,10 @@ void Reception::Welcome(Connection* c, const std::string& frame) {
   if (hello.job() != identity_.job)
     return Refuse(c, Cat(Who(peer), " belongs to job '", hello.job(), "', but process 0, which listens at ",
                          reach_, ", to job '", identity_.job, "': give each job a port of its own"));
+  came_.insert(peer.process);
+  if (!failure_.empty()) return Refuse(c, failure_);
   if (!hello.ends().empty()) End(peer, hello.ends());
-  if (!ended_.empty()) {
-    told_ended_.insert(peer.process);
-    return TellEnd(c);
-  }
+  if (!ended_.empty()) return TellEnd(c);
   if (peer.version != me.version)
     return FailAll(Cat(Who(peer), " runs build ", peer.version, " of the library, ", Who(me), " runs build ",
                        me.version, "; start the same build on all hosts"),
@@ -327,11 +328,12 @@ bool Reception::AllWritten() const {
   });
 }
 
-// The start has failed: all that are known hear why, `c` too.
+// The start has failed: all that are known hear why, `c` too. If it is what `c` says that is wrong, others
+// may still come.
 void Reception::FailAll(const std::string& why, Connection* c) {
   if (!failure_.empty()) return;
   failure_ = why;
-  listener_.Close();
+  if (c == nullptr) listener_.Close();
   for (Connection& other : connections_)
     if (!other.gone && (other.process >= 0 || &other == c)) Refuse(&other, why);
 }
@@ -349,17 +351,14 @@ void Reception::TellEnd(Connection* c) {
 // Also those that are still to come, for a few seconds: processes of a job start at about the same time.
 void Reception::TellEndToAll() {
   for (size_t p = 1; p < seats_.size(); ++p)
-    if (Connection* c = seats_[p].connection; c != nullptr) {
-      told_ended_.insert(static_cast<int>(p));
-      TellEnd(c);
-    }
+    if (Connection* c = seats_[p].connection; c != nullptr) TellEnd(c);
   const double end = std::min(end_, SteadySeconds() + options_.connection_timeout);
-  while (failure_.empty() && static_cast<int>(told_ended_.size()) < identity_.processes - 1 &&
-         SteadySeconds() < end)
-    Turn(end);
+  while (failure_.empty() && !AllCame() && SteadySeconds() < end) Turn(end);
   listener_.Close();
   if (failure_.empty()) failure_ = ended_;
 }
+
+bool Reception::AllCame() const { return static_cast<int>(came_.size()) >= identity_.processes - 1; }
 
 int Reception::Come() const {
   return 1 + static_cast<int>(std::count_if(seats_.begin(), seats_.end(),

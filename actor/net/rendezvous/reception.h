@@ -63,6 +63,7 @@ class Reception {
 
   int Come() const;
   bool AllHere();
+  bool AllCame() const;
   std::string Missing() const;
   std::string Who(const PeerInfo& peer) const;
 
@@ -74,8 +75,8 @@ class Reception {
   std::list<Connection> connections_;  // oldest first
   std::vector<Seat> seats_;            // by process
   std::string failure_;
-  std::string ended_;         // who has ended before the start, and why; empty: nobody
-  std::set<int> told_ended_;  // processes
+  std::string ended_;   // who has ended before the start, and why; empty: nobody
+  std::set<int> came_;  // processes that have said who they are
   bool table_given_ = false;
   double end_ = 0;        // until then all must have connected
   double no_accept_ = 0;  // until then nothing is accepted: out of descriptors
