@@ -360,9 +360,7 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
   if (first && run->peers != nullptr) run->peers->FailedHere(text);
 }
 
-void Actor::FailDevice(const std::string& message) {
-  shard->run->FailDevice(&slot(), message);
-}
+void Actor::FailDevice(const std::string& message) { shard->run->FailDevice(&slot(), message); }
 
 void Actor::CountWrites() {
   for (const Counted& c : writes) {
