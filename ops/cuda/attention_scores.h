@@ -241,7 +241,8 @@ OFL_DEVICE void LoadBias(const AttentionShape& shape, int64_t b, int64_t h, int 
       for (int n = 0; n < C / 8; ++n) {
         const float2 high = *reinterpret_cast<const float2*>(at + 8 * n),
                      low = *reinterpret_cast<const float2*>(below + 8 * n);
-        bias->Of(n) = {{high.x, high.y, low.x, low.y}};
+        float* const to = bias->Of(n).at;
+        to[0] = high.x, to[1] = high.y, to[2] = low.x, to[3] = low.y;
       }
       return;
     }

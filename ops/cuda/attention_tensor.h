@@ -6,10 +6,11 @@
 //   AddDots      sums[row][column] += rows . columns, over a head's width
 //   AddWeighted  out[row][element] += weights[row][column] * columns[column][element]
 //
-// with the rows of the first as fragments, in registers or loaded from shared memory, the weights of the second
-// as sums of the first, which are rounded to 16 bits, and the columns in shared memory. W is the width of heads in registers and shared
-// memory: 32, 64, 96 or 128, with zeros behind a narrower head. Wider heads go through shared memory in
-// chunks of W for AddDots, and a block has W elements of a result row (blockIdx.y).
+// with the rows of the first as fragments, in registers or loaded from shared memory, the weights of the
+// second as sums of the first, which are rounded to 16 bits, and the columns in shared memory. W is the width
+// of heads in registers and shared memory: 32, 64, 96 or 128, with zeros behind a narrower head. Wider heads
+// go through shared memory in chunks of W for AddDots, and a block has W elements of a result row
+// (blockIdx.y).
 #pragma once
 
 #include "ops/cuda/attention_shape.h"
