@@ -41,9 +41,8 @@ FlagGroup ModelGroup() {
         "--capacity; 0 uses --capacity.",
         RangeOf(0, 1e6), kKept},
        {"overflow", &flags.overflow,
-        "Sets what happens where experts have no room: drop leaves choices out, error ends the run, retry "
-        "runs "
-        "the step again with --retry_room (needs --room).",
+        "Sets what happens where experts have no room: drop leaves choices out, error ends the run, "
+        "retry runs the step again with --retry_room (needs --room).",
         ChoiceOf({"drop", "error", "retry"}), kKept},
        {"retry_room", &flags.retry_room,
         "Sets the room of steps that --overflow=retry runs again; 0 gives room for everything.",

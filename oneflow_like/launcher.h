@@ -82,6 +82,8 @@ class Launcher {
   // --data_threads: threads of a DataPipeline (oneflow_like/data/pipeline.h). Default: the cores that kernels
   // leave, at least one; on a mesh of GPUs all but one for each GPU of this process.
   int data_threads() const;
+  // The same on a mesh that is not --mesh's: a plan's, or a program's own.
+  int data_threads(const Mesh& mesh) const;
   bool dry_run() const;
   bool explain() const;
   // Whether this process prints and writes results: the only process, or number 0.

@@ -366,6 +366,8 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   if (!launcher_flags().calibrate.empty()) {
     const std::string kind = CheckCalibration(mesh.empty() ? "cpu:dp=1" : mesh);
     CheckFiles({}, {});
+    if (kind != "cpu" && (launcher_flags().processes > 1 || !identity.alone()))
+      Fail("--calibrate on a mesh of GPUs: one process measures all cards of a host; start one alone");
     if (identity.launcher.empty() && kind == "cpu") exit(CalibrateByTwo(identity, argv));
   }
   // The parent of copies has the folder: restarts do not leave it to others, nor write other flags into it.
@@ -555,13 +557,17 @@ ModelOptions Launcher::model_options() const {
 }
 
 int Launcher::data_threads() const {
+  return data_threads(Mesh::Parse(launcher_flags().mesh.empty() ? "cpu" : launcher_flags().mesh));
+}
+
+int Launcher::data_threads(const Mesh& mesh) const {
   if (launcher_flags().data_threads > 0) return launcher_flags().data_threads;
   const int cores = CoresHere(job_.get()), processes = job_ ? job_->processes() : 1;
   int kernels = cores;  // which kernels take
   if (launcher_flags().threads > 0 && launcher_flags().kernel_threads > 0)
     kernels = launcher_flags().threads * launcher_flags().kernel_threads;
-  if (const std::string& text = launcher_flags().mesh; text.starts_with("cuda") && !text.starts_with("cuda+"))
-    kernels = (Mesh::Parse(text).size() + processes - 1) / processes;  // a thread for each GPU
+  if (mesh.kinds() == std::vector<std::string>{"cuda"})
+    kernels = (mesh.size() + processes - 1) / processes;  // a thread for each GPU
   return DataThreads(cores, kernels);
 }
 

@@ -38,8 +38,7 @@ std::vector<FlagGroup> LauncherGroups() {
          kCommon},
         {"tune", &f.tune,
          "Measures cuBLASLt's first algorithms for each matrix product once and uses the fastest (on GPUs); "
-         "false "
-         "uses its first."},
+         "false uses its first."},
         {"threads",
          &f.threads,
          "Sets the number of runtime threads of a process; 0 means one per core, at most one per device.",

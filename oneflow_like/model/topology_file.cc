@@ -189,8 +189,7 @@ class TopologyFile {
     if (!(words_ >> kernel.name >> type))
       Refuse(
           "kernel needs an operator and a type; write kernel NAME TYPE call S flop S byte S, of a host's "
-          "cores "
-          "threads N behind the type, and crowded behind N where all cores were busy");
+          "cores threads N behind the type, and crowded behind N where all cores were busy");
     const std::string who = Cat("kernel ", kernel.name);
     if (!ParseDType(type, &kernel.dtype) || !IsFloating(kernel.dtype))
       Refuse(who, " is of type '", type, "', which is none of f32, bf16, f16");

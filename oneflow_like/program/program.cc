@@ -381,7 +381,7 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
                                         .seed = program.model.seed,
                                         .needs = train.Needs(),
                                         .start = begin.sample,
-                                        .threads = launcher.data_threads(),
+                                        .threads = launcher.data_threads(mesh),
                                         .compare = training_flags().compare_data});
     metrics.emplace(
         train, MetricsOptions{.json = training_flags().log_json,

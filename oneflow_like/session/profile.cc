@@ -173,7 +173,8 @@ std::string DevicesText(const StepProfile& profile) {
   std::snprintf(line, sizeof line, "  on the GPUs: %.1f graph launches a step, %.1f kernels launched alone\n",
                 static_cast<double>(d.graph_launches) / steps, static_cast<double>(d.lone_launches) / steps);
   std::string text = line;
-  const double waited = static_cast<double>(d.graph_wait_nanoseconds) * 1e-9;
+  // As the rows above: of one thread, on average.
+  const double waited = static_cast<double>(d.graph_wait_nanoseconds) * 1e-9 / std::max(1, profile.threads);
   if (waited > kWorthSaying * profile.wall) {
     std::snprintf(
         line, sizeof line,

@@ -103,6 +103,7 @@ class CublasLtGemm : public Gemm {
       return Status(Cat("cudaGetDevice: ", cudaGetErrorString(error)));
     const bool another = device != device_ || (!settled_ && ProposalFor(what_, device) != proposal_);
     if (status_.ok() && another) status_ = Choose(device);
+    if (!settled_ && what_.choice == kDecided) Choices().Settle(WorkOf(what_, device));
     settled_ = true;
     return status_;
   }

@@ -211,6 +211,11 @@ void ProductChoices::Decide(const std::vector<LibraryChoice>& choices, bool keep
                           << ": each run times them again";
 }
 
+void ProductChoices::Settle(const std::string& work) {
+  std::lock_guard lock(mutex_);
+  decided_.try_emplace(work, 0);
+}
+
 int64_t ProductChoices::Decided(const std::string& work) const {
   std::lock_guard lock(mutex_);
   const auto found = decided_.find(work);

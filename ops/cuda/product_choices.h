@@ -28,6 +28,8 @@ class ProductChoices {
   std::vector<LibraryChoice> Open(int device) const;
   const GemmDescriptor* Find(const std::string& work, int device) const;  // of Open; stays valid
   void Decide(const std::vector<LibraryChoice>& choices, bool keep);
+  // A product that was noted after the decision keeps the first proposal, as long as the process lives.
+  void Settle(const std::string& work);
   int64_t Decided(const std::string& work) const;  // 0 where nothing is
   int64_t OtherProposals() const;                  // decided on that are not the first
   // For tests: as in a new process. Products that exist keep what they have.

@@ -126,8 +126,10 @@ class EmulatedGemm : public Gemm {
   Status Check() override {
     using cuda_emulator::Refused;
     if (what_.choice >= kProposals) return Status("no algorithm");
-    if (int device = 0; proposal_ < 0 && cudaGetDevice(&device) == cudaSuccess)
+    if (int device = 0; proposal_ < 0 && cudaGetDevice(&device) == cudaSuccess) {
       proposal_ = std::min<int64_t>(ProposalFor(what_, device), kProposals - 1);
+      if (what_.choice == kDecided) Choices().Settle(WorkOf(what_, device));
+    }
     bool interleaved = what_.batch > 1 && what_.stride_d < what_.ldd * what_.n;
     if (products_refused == Refused::kAll || (products_refused == Refused::kInterleaved && interleaved))
       return Status("no algorithm");
