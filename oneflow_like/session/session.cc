@@ -189,7 +189,7 @@ void Session::Impl::LoadPlans() {
       more[i].set_name(retries->PlanName());
     }
   }
-  RequireHostMemory(*model, options.name, plans, options.steps_in_flight + (retries ? 1 : 0),
+  RequireHostMemory(*model, options.name, plans, more, options.steps_in_flight + (retries ? 1 : 0),
                     [this](int rank) { return ConsumersOf(rank); });
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);
