@@ -4,6 +4,7 @@
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <system_error>
@@ -59,7 +61,8 @@ struct StepResult::State {
   std::string session;
   std::string finite;  // output that must be finite, empty for none
   std::shared_ptr<ShownNumbers> shown;
-  bool checked = false;
+  std::once_flag added;  // to `shown`
+  std::atomic<bool> checked = false;
   double lr_factor = std::numeric_limits<double>::quiet_NaN(), data_seconds = -1;
 };
 
@@ -75,7 +78,7 @@ void StepResult::Wait() const {
   Status status = handle.Wait();
   doing.reset();
   if (!status.ok()) throw Error(status.message());
-  if (state_->shown) std::exchange(state_->shown, nullptr)->Add(handle);
+  if (state_->shown) std::call_once(state_->added, [&] { state_->shown->Add(handle); });
   if (state_->finite.empty() || state_->checked) return;
   const HostTensor& loss = handle.Get(state_->finite);
   float value = loss.as<float>()[0];

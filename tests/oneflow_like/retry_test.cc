@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <future>
 #include <optional>
 #include <regex>
 #include <set>
@@ -265,6 +266,22 @@ TEST(Retry, CheckpointsHaveWhatStepsThatRanAgainLeft) {
     for (const std::string& name : wanted.model.Variables())
       EXPECT_TRUE(SameBytes(run.model.Read(name), wanted.model.Read(name))) << name;
     EXPECT_EQ(run.model.Variables(), wanted.model.Variables());
+  }
+}
+
+// A result may be read on several threads: none sees what a step left before it ran again.
+TEST(Retry, ResultsAreReadOnTwoThreads) {
+  const Setting setting = {"cpu:dp=2,ep=2", 2};
+  RetryModel run(setting, WithRoom(.8, nn::ExpertOverflow::kRetry), 2),
+      wanted(setting, WithRoom(8, nn::ExpertOverflow::kError), 2);
+  for (int step = 0; step < 8; ++step) {
+    const Feeds feeds = {{"x", Floats(step, kShape)}};
+    const StepResult result = run.train->Run(feeds);
+    auto other = std::async(std::launch::async, [result] { return result.Scalar("loss"); });
+    EXPECT_EQ(result.step(), step);
+    const float loss = result.Scalar("loss");
+    EXPECT_EQ(loss, wanted.train->Run(feeds).Scalar("loss")) << step;
+    EXPECT_EQ(loss, other.get()) << step;
   }
 }
 
