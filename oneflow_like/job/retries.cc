@@ -79,9 +79,8 @@ void Retries::RunAgain() {
   const int64_t missing = begun_.together ? begun_.steps_in_flight - std::ssize(pending_) : 0;
   std::vector<FeedPieces> feeds;
   for (const auto& step : pending_) feeds.push_back(few.FeedsOf(step->handle));
-  // Those that have failed run again, too, in every process: in one of them they may not have failed yet.
-  // What was wrong with the data fails in any plan, and where the first plan has failed, its next step says
-  // so.
+  // Those that have failed run again, too, in every process: in one of them they may not have failed yet. Bad
+  // data fails in any plan, and the next step launched in the first plan says if that has failed.
   try {
     std::vector<StepHandle> others;
     for (int64_t i = 0; i < missing; ++i) others.push_back(few.Launch({}, feeds[0]));
