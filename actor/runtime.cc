@@ -374,15 +374,15 @@ FeedNeeds Runtime::Needs() const {
   return needs;
 }
 
-FeedPieces Runtime::FeedsOf(int64_t step) const {
+FeedPieces Runtime::FeedsOf(const StepHandle& step) const {
   FeedPieces pieces;
-  for (const auto& slot : impl_->run.slots) {
-    if (slot->state == nullptr || slot->state->step != step) continue;
+  for (const auto& slot : impl_->run.slots) {  // by its state: numbers come again (SetNextStep)
+    if (slot->state == nullptr || slot->state != step.state_) continue;
     for (const auto& [name, index] : impl_->inputs)
       if (!slot->feeds[index].empty()) pieces[name] = slot->feeds[index];
     return pieces;
   }
-  CHECK(false) << "no step " << step << " is in flight";
+  CHECK(false) << "step " << step.step() << " is not in flight";
   return pieces;
 }
 

@@ -96,6 +96,7 @@ class StepHandle {
   explicit StepHandle(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
  private:
+  friend class Runtime;
   std::shared_ptr<State> state_;
 };
 
@@ -162,7 +163,7 @@ class Runtime {
   StepHandle Launch(const Feeds& feeds, const FeedPieces& pieces = {});
   // What a step in flight, or one that has ended since as many were launched as may be in flight, was fed;
   // its memory until another step takes the place. REQUIRES: the last such launches have that step.
-  FeedPieces FeedsOf(int64_t step) const;
+  FeedPieces FeedsOf(const StepHandle& step) const;
   // The boxes of each input that ranks here read; only these are kept of a step's feeds.
   FeedNeeds Needs() const;
   // Cancels steps in flight (kernels not yet started are skipped, handles report "closed") and releases

@@ -154,8 +154,8 @@ struct RankSummary {
   // Host memory in addition to peak_bytes for the rank's inputs: copies for the steps in flight, and three
   // batches that a pipeline reads ahead or hands over.
   int64_t feed_bytes = 0;
-  // What steps that run again compute in (nn::ExpertOverflow::kRetry), in the same memory as the others: of
-  // both transient_bytes is the larger. 0: no step does.
+  // Bytes of the arena of the second plan (nn::ExpertOverflow::kRetry), which shares memory with the first;
+  // transient_bytes is the larger of the two. 0: there is no second plan.
   int64_t retry_transient_bytes = 0;
   int64_t lower_bound_bytes = 0;  // largest sum of bytes live at once
   // peak_bytes by purpose: weights, optimizer state, gradients, narrow copies, gathered, stash (kept by

@@ -28,11 +28,14 @@ int64_t NewBytes(const ModelImpl& model, const plan::Plan& plan, int steps_in_fl
 }
 
 MemoryOfProcess OfThisProcess(const ModelImpl& model, const std::vector<plan::Plan>& plans,
-                              int steps_in_flight) {
+                              const std::vector<plan::Plan>& more, int steps_in_flight) {
   const Job* job = model.options.job.get();
   MemoryOfProcess mine{.host = job ? job->peers()[job->process()].host_key : "here",
                        .held = GetHostMemoryStats().bytes};
   for (const plan::Plan& plan : plans) mine.needed += NewBytes(model, plan, steps_in_flight);
+  for (const auto* all : {&plans, &more})
+    for (const plan::Plan& plan : *all)
+      if (plan.device_kind() == "cuda") mine.needed += MemoryBesidesPlan(model, plan).host;
   for (const MemoryLimit& limit : ReadMemoryLimits()) mine.limits.push_back({KeyOfFile(limit.source), limit});
   return mine;
 }
@@ -93,10 +96,10 @@ ShortMemory FindShortMemory(const std::vector<MemoryOfProcess>& processes) {
 }
 
 void RequireHostMemory(const ModelImpl& model, const std::string& session,
-                       const std::vector<plan::Plan>& plans, int steps_in_flight,
-                       const std::function<std::string(int rank)>& consumers) {
+                       const std::vector<plan::Plan>& plans, const std::vector<plan::Plan>& more,
+                       int steps_in_flight, const std::function<std::string(int rank)>& consumers) {
   Job* job = model.options.job.get();
-  const MemoryOfProcess mine = OfThisProcess(model, plans, steps_in_flight);
+  const MemoryOfProcess mine = OfThisProcess(model, plans, more, steps_in_flight);
   std::vector<MemoryOfProcess> all;
   if (job) {
     for (const std::string& text : job->AllGather(Cat("memory for session ", session), ToText(mine)))

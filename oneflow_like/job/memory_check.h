@@ -11,13 +11,14 @@
 
 namespace oneflow_like {
 
-// `plans` are those of the ranks hosted here, for a session of this name. Throws Error, the same on all
+// `plans` are those of the ranks hosted here, for a session of this name, and `more` those in which steps run
+// again, in the same arenas. Throws Error, the same on all
 // processes of a job, if the session still needs more than the tightest limit leaves for all the processes
 // that share it; the error names the limit, the processes and both numbers, and ends with what `consumers`
 // says of the first rank of the first of these processes. Collective in a job.
 void RequireHostMemory(const ModelImpl& model, const std::string& session,
-                       const std::vector<plan::Plan>& plans, int steps_in_flight,
-                       const std::function<std::string(int rank)>& consumers);
+                       const std::vector<plan::Plan>& plans, const std::vector<plan::Plan>& more,
+                       int steps_in_flight, const std::function<std::string(int rank)>& consumers);
 
 // Throws Error in place of a failure while the session's plans were loaded: `reason`, what to do, and what
 // `consumers` says of the first rank hosted here.

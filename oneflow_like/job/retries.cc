@@ -8,22 +8,26 @@
 
 namespace oneflow_like {
 
-Retries::~Retries() { Close(nullptr); }
+Retries::~Retries() { (void)Close(); }
 
 void Retries::Begin(Begun begun) {
   begun_ = std::move(begun);
   if (begun_.together) watch_ = std::thread([this] { Watch(); });
 }
 
-std::shared_ptr<LaunchedStep> Retries::Launch(const Feeds& feeds, const FeedPieces& pieces) {
+std::pair<std::shared_ptr<LaunchedStep>, StepHandle> Retries::Launch(const Feeds& feeds,
+                                                                     const FeedPieces& pieces) {
   const std::lock_guard lock(mutex_);
   if (std::ssize(pending_) == begun_.steps_in_flight) SettleFirst();
+  RequireNoFailure();
   auto step = std::make_shared<LaunchedStep>();
   Runtime& runtime = left_ > 0 ? *begun_.more : *begun_.few;
   runtime.SetNextStep(*begun_.next_step);
+  step->number = *begun_.next_step;
   step->handle = runtime.Launch(feeds, pieces);
   ++*begun_.next_step;
   if (left_ > 0) {
+    of_more_ = step->handle;
     --left_;
     ++count_;
   } else {
@@ -31,7 +35,13 @@ std::shared_ptr<LaunchedStep> Retries::Launch(const Feeds& feeds, const FeedPiec
     changed_.notify_all();
   }
   last_ = step;
-  return step;
+  return {step, step->handle};
+}
+
+// The first plan's next step waits for the second's last one anyway, but not for how it ended.
+void Retries::RequireNoFailure() {
+  if (failure_.empty() && of_more_) failure_ = of_more_->Wait().message();
+  if (!failure_.empty()) throw Error(failure_);
 }
 
 void Retries::Settle(const LaunchedStep& step) {
@@ -68,20 +78,28 @@ void Retries::RunAgain() {
   const StepHandle first = pending_.front()->handle;
   const int64_t missing = begun_.together ? begun_.steps_in_flight - std::ssize(pending_) : 0;
   std::vector<FeedPieces> feeds;
-  for (const auto& step : pending_) feeds.push_back(few.FeedsOf(step->handle.step()));
+  for (const auto& step : pending_) feeds.push_back(few.FeedsOf(step->handle));
+  // Those that have failed run again, too, in every process: in one of them they may not have failed yet. Bad
+  // data fails in any plan, and the next step launched in the first plan says if that has failed.
   try {
     std::vector<StepHandle> others;
     for (int64_t i = 0; i < missing; ++i) others.push_back(few.Launch({}, feeds[0]));
     for (const StepHandle& step : others) (void)step.Wait();
-    for (size_t i = 0; i < pending_.size(); ++i) {
-      StepHandle& handle = pending_[i]->handle;
-      if (!handle.Wait().ok()) continue;  // as for a token outside the vocabulary, which fails in any plan
-      more.SetNextStep(handle.step());
-      handle = more.Launch({}, feeds[i]);
-      ++count_;
-    }
   } catch (const Error& error) {
-    for (const auto& step : pending_) step->failure = error.what();
+    VLOG(1) << "session " << session_ << ": " << error.what();
+  }
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    LaunchedStep& step = *pending_[i];
+    try {
+      if (!failure_.empty()) throw Error(failure_);
+      (void)step.handle.Wait();
+      more.SetNextStep(step.number);
+      step.handle = more.Launch({}, feeds[i]);
+      of_more_ = step.handle;
+      ++count_;
+    } catch (const Error& error) {  // of a step before: this one and those behind it do not run again
+      step.failure = failure_ = error.what();
+    }
   }
   LOG_IF(WARNING, begun_.tells && !told_)
       << "session " << session_ << ": in step " << first.step() << " experts had no room for "
@@ -106,7 +124,7 @@ void Retries::Watch() {
   }
 }
 
-int64_t Retries::Close(TraceFile* trace) {
+std::unique_ptr<Runtime> Retries::Close() {
   {
     const std::lock_guard lock(mutex_);
     pending_.clear();
@@ -114,10 +132,9 @@ int64_t Retries::Close(TraceFile* trace) {
     changed_.notify_all();
   }
   if (watch_.joinable()) watch_.join();
-  const std::unique_ptr<Runtime> more = std::move(begun_.more);  // results share this, and outlive the model
-  if (!more) return 0;
-  more->Close();
-  return trace != nullptr ? more->WriteTrace(trace) : 0;
+  std::unique_ptr<Runtime> more = std::move(begun_.more);  // results share this, and outlive the model
+  if (more) more->Close();
+  return more;
 }
 
 }  // namespace oneflow_like

@@ -17,6 +17,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -27,10 +28,12 @@
 
 namespace oneflow_like {
 
-// A step that a session has launched, and how it ran last.
+// A step that a session has launched, and how it ran last: read that of a step that may run again only once
+// Retries::Settle has returned.
 struct LaunchedStep {
+  int64_t number = -1;
   StepHandle handle;
-  std::string failure;  // to run again; empty: none
+  std::string failure;  // Why running the step again failed; empty if it did not.
 };
 
 class Retries : public Settler {
@@ -41,7 +44,7 @@ class Retries : public Settler {
   ~Retries() override;
 
   const Compiled& compiled() const { return compiled_; }
-  // The names by which processes connect the second plan, and stalls are reported.
+  // Name of the second plan, for connections between processes and stall reports.
   std::string PlanName() const { return session_ + " with more room"; }
   struct Begun {
     Runtime* few = nullptr;         // of the plan with less room; outlives this, or Close
@@ -53,19 +56,20 @@ class Retries : public Settler {
   };
   // Both plans are loaded.
   void Begin(Begun begun);
-  // Starts the next step; Runtime::Launch says how. Steps that lie too far back run again before, if they
-  // must.
-  std::shared_ptr<LaunchedStep> Launch(const Feeds& feeds, const FeedPieces& pieces);
+  // Starts the next step; Runtime::Launch says how. If as many steps are pending as may be in flight, settles
+  // the oldest first. Throws Error, from then on, once the second plan has failed: what it began is not done.
+  // Gives how the step runs now, too.
+  std::pair<std::shared_ptr<LaunchedStep>, StepHandle> Launch(const Feeds& feeds, const FeedPieces& pieces);
   // Waits for the step, and for those before it, so that it does not run again any more. Any thread.
   void Settle(const LaunchedStep& step);
   void Settle() override;
   StepHandle last() const override;
-  // Ends the second plan; no step runs again any more. Gives the slices that did not fit in the trace, where
-  // there is one.
-  int64_t Close(TraceFile* trace);
+  // Ends the second plan; no step runs again any more. Gives its runtime, closed, the first time.
+  std::unique_ptr<Runtime> Close();
   int64_t count() const;  // steps that have run again, or with more room from the start
 
  private:
+  void RequireNoFailure();
   void SettleFirst();
   void RunAgain();
   void Watch();
@@ -77,10 +81,12 @@ class Retries : public Settler {
   Begun begun_;
   std::thread watch_;
   bool closed_ = false, told_ = false;
-  std::deque<std::shared_ptr<LaunchedStep>> pending_;  // of which it is not known, the first first
+  std::deque<std::shared_ptr<LaunchedStep>> pending_;  // Steps that may still run again, oldest first.
   std::shared_ptr<LaunchedStep> last_;
   int64_t left_ = 0;  // steps to come that run with more room
   int64_t count_ = 0;
+  std::optional<StepHandle> of_more_;  // the last step of the second plan
+  std::string failure_;                // of the second plan; empty: none
 };
 
 }  // namespace oneflow_like

@@ -6,6 +6,7 @@
 
 #include "actor/device_collectives.h"
 #include "actor/net/talk/job.h"
+#include "core/device/backend.h"
 #include "core/device/communicators.h"
 #include "core/device/library_memory.h"
 #include "core/plan/plan_values.h"
@@ -146,6 +147,10 @@ MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) 
   besides.device += bytes;
   if (bytes > 0) besides.consumers.push_back({Cat("communicators of NCCL, at most, ", count), bytes});
   return besides;
+}
+
+int64_t DeviceBytesOfSecondPlan(const MemoryBesides& besides) {
+  return kCudaBytesBesides - kCudaBytesOfOthers + besides.device - besides.libraries;
 }
 
 int64_t FeedBytes(const plan::Plan& plan, int steps_in_flight) {

@@ -34,6 +34,9 @@ struct MemoryBesides {
   std::vector<std::pair<std::string, int64_t>> consumers;  // of `device`
 };
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan);
+// What a cuda device keeps beside arena and variables for a second plan of a session that has `besides`
+// itself: streams and groups of its own.
+int64_t DeviceBytesOfSecondPlan(const MemoryBesides& besides);
 
 // RankSummary::feed_bytes, of any device.
 int64_t FeedBytes(const plan::Plan& plan, int steps_in_flight);

@@ -352,10 +352,10 @@ Graph GraphOf(const Asked& asked, const Decisions& decisions) {
   } else {
     ReadAverages(asked.who, asked.model(), asked.averages, &graph);
   }
-  if (!asked.training || asked.training->has_more_room) WithMoreRoom(&graph);
   for (const auto& [name, value] : asked.fetched) roots.push_back(graph.AddFetch(name, value));
   for (const Tensor& tensor : asked.options.also) roots.push_back(graph.value(tensor.id()).producer);
   graph.KeepOnly(roots);
+  if (!asked.training || asked.training->has_more_room) WithMoreRoom(&graph);
   if (decisions.logits_tile > 0)
     TileLogits(&graph, decisions.logits_tile, PartsOfTokens(asked, graph), asked.training.has_value(),
                asked.options.dtype);

@@ -15,9 +15,12 @@ Budget BudgetOf(const Asked& asked, const Graph& graph) {
   budget.cuts = model.options.auto_cuts != AutoCuts::kNone && !model.cuts_chosen;
   const std::vector<std::string> kinds = model.mesh.kinds();
   if (std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end())
-    budget.beside = [&model](const plan::Plan& plan) {
-      return plan.device_kind() == "cuda" ? kCudaBytesBesides + MemoryBesidesPlan(model, plan).device
-                                          : int64_t{0};
+    budget.beside = [&model, retries = asked.training &&
+                                       !asked.training->no_room.empty()](const plan::Plan& plan) -> int64_t {
+      if (plan.device_kind() != "cuda") return 0;
+      const MemoryBesides besides = MemoryBesidesPlan(model, plan);
+      // The second plan, which searches do not make, has groups like the first one's.
+      return kCudaBytesBesides + besides.device + (retries ? DeviceBytesOfSecondPlan(besides) : 0);
     };
   if (!asked.training) return budget;
   const Recompute otherwise = asked.training->recompute;

@@ -336,8 +336,9 @@ StepProfile Session::TakeProfile() {
 
 std::string Session::ProfileText() {
   if (!impl_) return ToText(TakeProfile(), "");
+  const StepProfile profile = TakeProfile();  // settles steps, which may run again then
   const int64_t again = impl_->retries ? impl_->retries->count() : 0;
-  return ToText(TakeProfile(), impl_->options.name) + PlainCoresLines(*impl_) +
+  return ToText(profile, impl_->options.name) + PlainCoresLines(*impl_) +
          (again > 0
               ? Cat("  ", again, again == 1 ? " step" : " steps",
                     " in which experts had no room, or behind such, ran again with more; these times are "

@@ -4,6 +4,7 @@
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -11,9 +12,11 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <system_error>
+#include <tuple>
 
 #include "actor/net/talk/job.h"
 #include "core/plan/plan_values.h"
@@ -58,7 +61,8 @@ struct StepResult::State {
   std::string session;
   std::string finite;  // output that must be finite, empty for none
   std::shared_ptr<ShownNumbers> shown;
-  bool checked = false;
+  std::once_flag added;  // to `shown`
+  std::atomic<bool> checked = false;
   double lr_factor = std::numeric_limits<double>::quiet_NaN(), data_seconds = -1;
 };
 
@@ -68,18 +72,18 @@ void StepResult::Wait() const {
   if (state_->stalls && (state_->retries || !state_->step->handle.Done()))
     doing.emplace(state_->stalls.get(),
                   Cat("StepResult::Wait or a read of step ", step(), " of session ", state_->session));
-  if (const auto retries = std::exchange(state_->retries, nullptr)) retries->Settle(*state_->step);
+  if (state_->retries) state_->retries->Settle(*state_->step);
   if (!state_->step->failure.empty()) throw Error(state_->step->failure);
   const StepHandle& handle = state_->step->handle;
   Status status = handle.Wait();
   doing.reset();
   if (!status.ok()) throw Error(status.message());
-  if (state_->shown) std::exchange(state_->shown, nullptr)->Add(handle);
+  if (state_->shown) std::call_once(state_->added, [&] { state_->shown->Add(handle); });
   if (state_->finite.empty() || state_->checked) return;
   const HostTensor& loss = handle.Get(state_->finite);
   float value = loss.as<float>()[0];
   if (!std::isfinite(value))
-    Fail("step ", state_->step->handle.step(), ": ", state_->finite, " is ", value,
+    Fail("step ", step(), ": ", state_->finite, " is ", value,
          "; lower the learning rate, clip the gradient, or look at the data of this step");
   state_->checked = true;
 }
@@ -96,7 +100,7 @@ float StepResult::Scalar(const std::string& output) const {
   return t.as<float>()[0];
 }
 
-int64_t StepResult::step() const { return state_ ? state_->step->handle.step() : -1; }
+int64_t StepResult::step() const { return state_ ? state_->step->number : -1; }
 
 double StepResult::lr_factor() const {
   return state_ ? state_->lr_factor : std::numeric_limits<double>::quiet_NaN();
@@ -128,10 +132,11 @@ void Session::Impl::Close() {
   auto last = model->last_steps.find(this);
   if (trains && last != model->last_steps.end()) (void)last->second.handle.Wait();
   if (model->trace && model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
-  int64_t missing = 0;
+  // What writes files may fail, and comes last.
+  std::unique_ptr<Runtime> more;
   if (retries) {
     if (model->options.stalls) model->options.stalls->Remove(retries.get());
-    missing = retries->Close(model->trace.get());
+    more = retries->Close();
   }
   runtime->Close();
   if (model->options.stalls) model->options.stalls->Remove(this);
@@ -142,7 +147,8 @@ void Session::Impl::Close() {
     model->report->AddClosed(*this);
   }
   if (!model->trace) return;
-  missing += runtime->WriteTrace(model->trace.get());
+  int64_t missing = runtime->WriteTrace(model->trace.get());
+  if (more) missing += more->WriteTrace(model->trace.get());
   LOG_IF(WARNING, missing > 0) << "trace file '" << model->trace->path() << "': " << missing
                                << " slices of session " << options.name << " did not fit";
 }
@@ -189,13 +195,16 @@ void Session::Impl::LoadPlans() {
       more[i].set_name(retries->PlanName());
     }
   }
-  RequireHostMemory(*model, options.name, plans, options.steps_in_flight + (retries ? 1 : 0),
+  RequireHostMemory(*model, options.name, plans, more, options.steps_in_flight + (retries ? 1 : 0),
                     [this](int rank) { return ConsumersOf(rank); });
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);
-    DumpPlan(plan);
+    DumpPlan(plan, "");
   }
-  for (const plan::Plan& plan : more) model->Prepare(plan);
+  for (const plan::Plan& plan : more) {
+    model->Prepare(plan);
+    DumpPlan(plan, "_more_room");
+  }
   if (model->trace) model->trace->Start();
   if (job) job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh
   auto first = MakeRuntime(std::move(plans), options.steps_in_flight);
@@ -281,13 +290,13 @@ void WriteDump(const std::string& file, const std::string& text) {
         Cat("dump file ", file, " cannot be written: ", std::strerror(errno != 0 ? errno : EIO)));
 }
 
-void Session::Impl::DumpPlan(const plan::Plan& plan) const {
+void Session::Impl::DumpPlan(const plan::Plan& plan, const std::string& which) const {
   if (model->options.dump_dir.empty()) return;
   plan::Plan shown = plan;
   ShortenForText(&shown);
   std::string text;
   google::protobuf::TextFormat::PrintToString(shown, &text);
-  WriteDump(Cat(model->options.dump_dir, "/", options.name, "/plan_rank", plan.rank(), ".txt"), text);
+  WriteDump(Cat(model->options.dump_dir, "/", options.name, "/plan_rank", plan.rank(), which, ".txt"), text);
 }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -435,17 +444,19 @@ StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
   result.state_->retries = impl_->retries;
-  if (impl_->retries)
-    result.state_->step = impl_->retries->Launch(own, own_pieces);
-  else
-    result.state_->step->handle = impl_->runtime->Launch(own, own_pieces);
+  StepHandle handle;  // which a step that runs again changes in its result
+  if (impl_->retries) {
+    std::tie(result.state_->step, handle) = impl_->retries->Launch(own, own_pieces);
+  } else {
+    handle = impl_->runtime->Launch(own, own_pieces);
+    *result.state_->step = {handle.step(), handle, ""};
+  }
   result.state_->finite = impl_->finite;
   result.state_->shown = impl_->shown;
   result.state_->stalls = impl_->model->options.stalls;
   result.state_->session = impl_->options.name;
   result.state_->lr_factor = lr_factor;
-  impl_->model->last_steps[impl_.get()] = {result.state_->step->handle, impl_->finite, impl_->trains,
-                                           impl_->retries};
+  impl_->model->last_steps[impl_.get()] = {handle, impl_->finite, impl_->trains, impl_->retries};
   return result;
 }
 

@@ -76,7 +76,7 @@ struct Session::Impl {
   void CheckVariables();
   // Checks replicas every ModelOptions::check_replicas steps.
   void CheckReplicas();
-  void DumpPlan(const plan::Plan& plan) const;
+  void DumpPlan(const plan::Plan& plan, const std::string& which) const;
 };
 
 // The same as Session::Summaries. Plans that the caller has made already are not made again; if these are of

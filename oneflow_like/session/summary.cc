@@ -214,10 +214,10 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     const MemoryBesides besides = MemoryBesidesPlan(model, plan);
     s.library_bytes = kCudaBytesBesides + besides.device;
     s.communicator_bytes = besides.communicators;
-    if (session.retries) {  // whose collectives are its own
+    if (session.retries) {
       const MemoryBesides more =
           MemoryBesidesPlan(model, PlanOf(session.retries->compiled(), s.rank, PlanDetail::kOutline).plan);
-      s.library_bytes += more.device - more.libraries;
+      s.library_bytes += DeviceBytesOfSecondPlan(more);
       s.communicator_bytes += more.communicators;
     }
     AddPlainCores(compiled.graph.catalog(), plan, &s);
@@ -404,12 +404,14 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
                 BytesText(s.host_persistent_bytes), " variables + ", BytesText(s.host_transient_bytes),
                 " activations; copied from there ", BytesText(s.bytes_from_host), " a step, and to there ",
                 BytesText(s.bytes_to_host), "\n");
-  if (s.library_bytes > 0)
-    text +=
-        Cat("  host memory   ",
-            BytesText(
-                MemoryBesidesPlan(*session.model, PlanOf(compiled, s.rank, PlanDetail::kOutline).plan).host),
-            " that its device copies to and from\n");
+  if (s.library_bytes > 0) {
+    const auto host = [&](const Compiled& of) {
+      return MemoryBesidesPlan(*session.model, PlanOf(of, s.rank, PlanDetail::kOutline).plan).host;
+    };
+    text += Cat("  host memory   ",
+                BytesText(host(compiled) + (session.retries ? host(session.retries->compiled()) : 0)),
+                " that its device copies to and from\n");
+  }
   if (s.feed_bytes > 0)
     text += Cat("  inputs        ", BytesText(s.feed_bytes),
                 " more of its process, for batches that are read ahead and of steps under way\n");

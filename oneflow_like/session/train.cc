@@ -96,7 +96,7 @@ class ModelChange {
 
 // What is asked of the plan in which steps run again for which experts had no room: regions are computed
 // again, so that it hardly needs more memory.
-Asked WithMoreRoom(const Asked& asked) {
+Asked AskedWithMoreRoom(const Asked& asked) {
   Asked more = asked;
   more.training->has_more_room = true;
   more.training->recompute = Recompute::kFull;
@@ -109,10 +109,13 @@ Decisions ComputedAgain(Decisions decisions) {
 }
 
 // What both plans take their signatures from: results are then those of a training with more room throughout.
-// Where something was searched for within a budget, that was by the signatures of the first plan.
+// Where something was searched for within a budget, now or for a plan that was saved, that was by the
+// signatures of the first plan.
 std::shared_ptr<const Graph> SignedForRetries(const Asked& asked, const Budget& budget,
                                               const Decisions& decisions) {
-  const Asked from = budget.bytes > 0 || budget.cuts ? asked : WithMoreRoom(asked);
+  const bool searched =
+      budget.bytes > 0 || budget.cuts || !decisions.waits.empty() || !decisions.cuts.empty();
+  const Asked from = searched ? asked : AskedWithMoreRoom(asked);
   Graph graph = GraphOf(from, decisions);
   const CompileOptions options = CompileOptionsOf(from, graph);
   return std::make_shared<const Graph>(RunPasses("", "choose_signatures", std::move(graph), options));
@@ -139,7 +142,7 @@ std::unique_ptr<Session::Impl> CompileSession(const Asked& asked, const Budget& 
     impl->decisions = decisions;
     impl->input_graph = std::move(input_graph);
     if (retries) {
-      const Asked more = WithMoreRoom(asked);
+      const Asked more = AskedWithMoreRoom(asked);
       Graph larger = GraphOf(more, ComputedAgain(decisions));
       CompileOptions same = CompileOptionsOf(more, larger);
       same.signed_as = options.signed_as;
@@ -199,7 +202,8 @@ Session SessionOf(const Asked& asked) {
   const Graph& graph = session.impl()->compiled.graph;
   for (int n : graph.Order())
     if (const Node& node = graph.node(n); node.kind == NodeKind::kVariable && graph.OnHost(node.out[0]))
-      model.variables.at(node.name).on_host = true;
+      if (const auto found = model.variables.find(node.name); found != model.variables.end())
+        found->second.on_host = true;  // else it is of the plan alone
   model.steps[name].of = asked.training ? SessionSteps::Of::kTraining : SessionSteps::Of::kEvaluation;
   return session;
 }

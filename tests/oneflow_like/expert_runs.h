@@ -20,7 +20,7 @@ inline Mesh ExpertMesh(const std::string& text) {
     const int a = given.FindAxis(name);
     axes.push_back({name, a < 0 ? 1 : given.axis_size(a)});
   }
-  return Mesh("cpu", axes);
+  return Mesh(given.kind(), axes);
 }
 
 struct Setting {

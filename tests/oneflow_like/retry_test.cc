@@ -3,14 +3,20 @@
 // ctest: seconds=60
 #include <glog/logging.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
+#include <future>
 #include <optional>
 #include <regex>
 #include <set>
 
+#include "core/device/backend.h"
 #include "core/plan/plan_values.h"
+#include "oneflow_like/model/placement.h"
+#include "oneflow_like/session/budget.h"
 #include "oneflow_like/session/session_impl.h"
 #include "tests/oneflow_like/expert_runs.h"
 #include "tests/oneflow_like/thread_job.h"
@@ -25,16 +31,19 @@ struct Case {
   int steps_in_flight = 2;
   double room = 1.4;
   bool read_each = false;  // results, before the next step is launched
+  SkipSteps skip = {};
+  Offload offload = {};
 };
 
 // Layers whose draws, running numbers, norms and averages all follow the step.
 struct RetryModel {
   Model model;
+  TrainOptions options;
   std::optional<Session> train;
   Tensor x, y, loss;
   RetryModel(const Setting& run, nn::ExpertsOptions o, int steps_in_flight,
-             std::shared_ptr<Job> job = nullptr, int64_t budget = 0)
-      : model(ExpertMesh(run.mesh), OptionsOf(run, std::move(job), budget)) {
+             std::shared_ptr<Job> job = nullptr, const ModelOptions& given = {}, const SkipSteps& skip = {})
+      : model(ExpertMesh(run.mesh), OptionsOf(run, std::move(job), given)) {
     o.ep = run.axis;
     o.bias_balance = .01;
     o.aux_loss = .1;
@@ -48,22 +57,20 @@ struct RetryModel {
     });
     loss = mean(square(y - scale(to_stage_of(x, y), .5)));
     for (Tensor& term : terms) loss = loss + to_stage_of(term, loss);
-    TrainOptions options;
     options.micro_batches = run.micro_batches;
     options.recompute = run.recompute;
     options.schedule = run.schedule;
     options.dtype = run.dtype;
     options.steps_in_flight = steps_in_flight;
     options.clip_norm = 1;
+    options.skip = skip;
     Tensor steps = model.scope().State("steps", {}, Full(0), {.dtype = DType::kInt32});
     options.also = {assign(steps, steps + 1)};
     options.average = {.decay = .9};
     options.lr_schedule = {.kind = Schedule::Kind::kCosine, .warmup = 3, .total = 20};
     train.emplace(Train(loss, AdamW{.lr = .02}, options));
   }
-  static ModelOptions OptionsOf(const Setting& run, std::shared_ptr<Job> job, int64_t budget) {
-    ModelOptions options;
-    options.memory_budget = budget;
+  static ModelOptions OptionsOf(const Setting& run, std::shared_ptr<Job> job, ModelOptions options) {
     if (run.zero > 0) options.zero = {.axis = "dp", .stage = run.zero, .small = 0};
     if (job) options.threads = 1;
     options.job = std::move(job);
@@ -82,7 +89,7 @@ nn::ExpertsOptions WithRoom(double room, nn::ExpertOverflow overflow) {
 struct Trained {
   std::vector<float> losses;
   Outputs variables;
-  std::vector<bool> again;  // by step
+  std::vector<bool> again, skipped;  // by step
   int64_t ran_again = 0;
 };
 
@@ -98,6 +105,7 @@ Trained TrainFor(RetryModel* run, bool retries, bool read_each, int steps = kSte
     trained.losses.push_back(result.Scalar("loss"));
     EXPECT_EQ(result.Scalar("block1/experts/dropped"), 0);
     if (retries) trained.again.push_back(result.Scalar("retried") > 0);
+    if (run->options.skip.above > 0) trained.skipped.push_back(result.Scalar("skipped") > 0);
   }
   for (const std::string& name : run->model.Variables()) trained.variables[name] = run->model.Read(name);
   if (retries) trained.ran_again = run->train->impl()->retries->count();
@@ -105,12 +113,13 @@ Trained TrainFor(RetryModel* run, bool retries, bool read_each, int steps = kSte
 }
 
 Trained TrainFor(const Case& c, const nn::ExpertsOptions& o, std::shared_ptr<Job> job = nullptr) {
-  RetryModel run(c.setting, o, c.steps_in_flight, std::move(job));
+  RetryModel run(c.setting, o, c.steps_in_flight, std::move(job), {.offload = c.offload}, c.skip);
   return TrainFor(&run, o.overflow == nn::ExpertOverflow::kRetry, c.read_each);
 }
 
 void ExpectSameBits(const Trained& got, const Trained& wanted, const std::string& what) {
   EXPECT_EQ(got.losses, wanted.losses) << what;
+  EXPECT_EQ(got.skipped, wanted.skipped) << what;
   ASSERT_EQ(got.variables.size(), wanted.variables.size()) << what;
   for (const auto& [name, value] : wanted.variables)
     EXPECT_TRUE(SameBytes(got.variables.at(name), value)) << what << " " << name;
@@ -138,6 +147,8 @@ TEST(Retry, GivesTheBitsOfMoreRoomThroughout) {
       {{"cpu:dp=2,tp=2,pp=2", 2, 0, "dp*tp"}, 2, 1.6},
       {{"cpu:dp=2,ep=2", 2, 0, "ep", Recompute::kNone, k1F1B, DType::kBFloat16}, 2},
       {{"cpu:dp=2,ep=2", 2, 0, "ep", Recompute::kNone, k1F1B, DType::kFloat16}, 3},
+      {{"cpu:dp=2,ep=2", 2}, 3, 1.4, false, {.above = 4.9}},
+      {{"cpu:dp=2,ep=2", 2}, 3, 1.4, false, {}, {.optimizer = 1, .small = 0}},
   };
   std::set<int> longest;
   for (const Case& c : cases) {
@@ -148,6 +159,9 @@ TEST(Retry, GivesTheBitsOfMoreRoomThroughout) {
     EXPECT_LT(got.ran_again, kSteps) << c.setting.str();
     EXPECT_EQ(std::count(got.again.begin(), got.again.end(), true), got.ran_again) << c.setting.str();
     longest.insert(Longest(got.again));
+    if (c.skip.above == 0) continue;
+    EXPECT_NE(std::count(got.skipped.begin(), got.skipped.end(), true), 0);
+    EXPECT_NE(std::count(got.skipped.begin(), got.skipped.end(), false), 0);
   }
   EXPECT_EQ(*longest.begin(), 1) << "a step by itself";
   EXPECT_GT(*longest.rbegin(), 8) << "and many of those in flight";
@@ -255,6 +269,47 @@ TEST(Retry, CheckpointsHaveWhatStepsThatRanAgainLeft) {
   }
 }
 
+// A result may be read on several threads: none sees what a step left before it ran again.
+TEST(Retry, ResultsAreReadOnTwoThreads) {
+  const Setting setting = {"cpu:dp=2,ep=2", 2};
+  RetryModel run(setting, WithRoom(.8, nn::ExpertOverflow::kRetry), 2),
+      wanted(setting, WithRoom(8, nn::ExpertOverflow::kError), 2);
+  for (int step = 0; step < 8; ++step) {
+    const Feeds feeds = {{"x", Floats(step, kShape)}};
+    const StepResult result = run.train->Run(feeds);
+    auto other = std::async(std::launch::async, [result] { return result.Scalar("loss"); });
+    EXPECT_EQ(result.step(), step);
+    const float loss = result.Scalar("loss");
+    EXPECT_EQ(loss, wanted.train->Run(feeds).Scalar("loss")) << step;
+    EXPECT_EQ(loss, other.get()) << step;
+  }
+}
+
+// Back to an earlier step, while others are in flight.
+TEST(Retry, CheckpointsAreReadBetweenSteps) {
+  const Setting setting = {"cpu:dp=2,ep=2", 2};
+  const std::string folder = testing::TempDir() + "/retry_test_read";
+  Trained trained[2];
+  for (const bool retries : {false, true}) {
+    std::filesystem::remove_all(folder);
+    RetryModel run(
+        setting,
+        retries ? WithRoom(1.2, nn::ExpertOverflow::kRetry) : WithRoom(8, nn::ExpertOverflow::kError), 3);
+    const auto train = [&](int first, int steps) {
+      for (int step = 0; step < steps; ++step) run.train->Run({{"x", Floats(first + step, kShape)}});
+    };
+    train(0, 4);
+    Save(run.model, folder).Wait();
+    train(4, 3);
+    Load(run.model, folder);
+    EXPECT_EQ(run.train->next_step(), 4);
+    train(104, 3);
+    for (const std::string& name : run.model.Variables())
+      trained[retries].variables[name] = run.model.Read(name);
+  }
+  ExpectSameBits(trained[true], trained[false], "read");
+}
+
 // A step that is closed before anybody has waited for it has run again, too.
 TEST(Retry, SessionsEndWithAllStepsDone) {
   const Setting setting = {"cpu:dp=2,ep=2", 2};
@@ -273,6 +328,26 @@ TEST(Retry, SessionsEndWithAllStepsDone) {
     for (const std::string& name : run.model.Variables()) seen[retries][name] = run.model.Read(name);
   }
   ExpectNear(seen[1], seen[0], 0, "closed");
+}
+
+// Numbers come again, while steps that had them before have hardly ended: none runs again with their feeds.
+TEST(Retry, StepsWhoseNumbersComeAgainHaveTheirOwnFeeds) {
+  const Setting setting = {"cpu:dp=2,ep=2", 2};
+  for (const int before : {6, 7}) {
+    Trained trained[2];
+    for (const bool retries : {false, true}) {
+      RetryModel run(
+          setting,
+          retries ? WithRoom(1.2, nn::ExpertOverflow::kRetry) : WithRoom(8, nn::ExpertOverflow::kError), 2);
+      for (int step = 0; step < before; ++step) run.train->Run({{"x", Floats(step, kShape)}});
+      run.model.SetNextStep("train", before - 1);
+      for (int step = before - 1; step < before + 3; ++step)
+        trained[retries].losses.push_back(run.train->Run({{"x", Floats(100 + step, kShape)}}).Scalar("loss"));
+      for (const std::string& name : run.model.Variables())
+        trained[retries].variables[name] = run.model.Read(name);
+    }
+    ExpectSameBits(trained[true], trained[false], Cat(before, " steps before"));
+  }
 }
 
 // --- Memory, and what is said
@@ -308,7 +383,8 @@ TEST(Retry, BothPlansShareOneArenaAsPlanned) {
 // Also where a memory budget is given, with which signatures are those of the first plan.
 TEST(Retry, BothPlansHaveTheSameSignatures) {
   for (const int64_t budget : {int64_t{0}, int64_t{1} << 30}) {
-    RetryModel run({"cpu:dp=2,tp=2,ep=2", 2}, WithRoom(1.2, nn::ExpertOverflow::kRetry), 2, nullptr, budget);
+    RetryModel run({"cpu:dp=2,tp=2,ep=2", 2}, WithRoom(1.2, nn::ExpertOverflow::kRetry), 2, nullptr,
+                   {.memory_budget = budget});
     const Session::Impl& session = *run.train->impl();
     const Graph &few = session.compiled.graph, &more = session.retries->compiled().graph;
     std::map<std::string, int> nodes;
@@ -325,6 +401,70 @@ TEST(Retry, BothPlansHaveTheSameSignatures) {
     }
     EXPECT_GT(compared, 50);
   }
+}
+
+// Streams and groups of the second plan are its own; searches within a budget know of them, too.
+TEST(Retry, DevicesHaveTheStreamsOfBothPlans) {
+  RetryModel run({"cuda:dp=2,ep=2", 2}, WithRoom(1.2, nn::ExpertOverflow::kRetry), 2);
+  const Session::Impl& session = *run.train->impl();
+  const Asked asked = AskedOf(run.loss, AdamW{.lr = .02}, run.options, SourceLine{});
+  const Budget budget = BudgetOf(asked, *asked.source);
+  const plan::Plan few = PlanOf(session.compiled, 0).plan, more = PlanOf(session.retries->compiled(), 0).plan;
+  const MemoryBesides of_few = MemoryBesidesPlan(*session.model, few),
+                      of_more = MemoryBesidesPlan(*session.model, more);
+  EXPECT_EQ(SummaryOf(session, 0).library_bytes,
+            2 * kCudaBytesBesides - kCudaBytesOfOthers + of_few.device + of_more.device - of_more.libraries);
+  EXPECT_EQ(budget.beside(few),
+            2 * (kCudaBytesBesides + of_few.device) - kCudaBytesOfOthers - of_few.libraries);
+  EXPECT_GT(of_few.communicators, 0);
+}
+
+// What a search within a budget chose is by the signatures of the first plan, also where it is read back.
+TEST(Retry, SavedPlansRepeat) {
+  Setting setting = {"cpu:dp=2,tp=2,ep=2", 2};
+  setting.recompute = Recompute::kAuto;
+  const nn::ExpertsOptions o = WithRoom(1.2, nn::ExpertOverflow::kRetry);
+  const RetryModel found(setting, o, 2, nullptr, {.memory_budget = int64_t{1} << 30});
+  EXPECT_FALSE(found.train->Plan().decisions.waits.empty());
+  setting.recompute = Recompute::kNone;
+  const RetryModel read(setting, o, 2, nullptr, {.plan = found.train->Plan().decisions});
+  const auto signed_as = [](const RetryModel& of) {
+    const Graph& graph = *of.train->impl()->compiled.options.signed_as;
+    std::string text;
+    for (int n : graph.Order())
+      for (int v : graph.node(n).out) text += Cat(graph.node(n).name, " ", graph.value(v).shape.str(), "\n");
+    return text;
+  };
+  EXPECT_EQ(signed_as(read), signed_as(found));
+  EXPECT_EQ(read.train->impl()->compiled.logical.hash, found.train->impl()->compiled.logical.hash);
+}
+
+TEST(Retry, BothPlansAreDumped) {
+  const std::string folder = testing::TempDir() + "/retry_test_dump";
+  std::filesystem::remove_all(folder);
+  RetryModel run({"cpu:ep=2"}, WithRoom(1.2, nn::ExpertOverflow::kRetry), 2, nullptr, {.dump_dir = folder});
+  run.train->Run({{"x", Floats(0, kShape)}}).Wait();
+  for (const char* file : {"plan_rank1.txt", "plan_rank1_more_room.txt"})
+    EXPECT_TRUE(std::filesystem::exists(folder + "/train/" + file)) << file;
+}
+
+// Traces are written last: what is being closed is, then.
+TEST(Retry, SessionsCloseWhereTracesCannotBeWritten) {
+  const std::string file = testing::TempDir() + "/retry_test_trace";
+  std::filesystem::remove(file);
+  RetryModel run({"cpu:dp=2,ep=2"}, WithRoom(1.2, nn::ExpertOverflow::kRetry), 2, nullptr,
+                 {.trace_file = file});
+  for (int step = 0; step < 3; ++step) run.train->Run({{"x", Floats(step, kShape)}});
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit little = {100, before.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+  const std::string error = ErrorOf([&] { run.train->Close(); });
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(error.find("cannot be written"), std::string::npos) << error;
+  EXPECT_NE(ErrorOf([&] { run.train->impl()->runtime->Launch({}); }).find("closed"), std::string::npos);
 }
 
 class Warnings : public google::LogSink {
@@ -356,15 +496,53 @@ TEST(Retry, IsToldOnce) {
       << profile;
 }
 
-TEST(Retry, FailsWhereTheSecondPlanHasNoRoomEither) {
-  nn::ExpertsOptions o = WithRoom(.8, nn::ExpertOverflow::kRetry);
-  o.retry_room = .9;
-  RetryModel run({"cpu:dp=2,ep=2"}, o, 2);
-  const std::string error = ErrorOf([&] { TrainFor(&run, true, false); });
+// Before anything is waited for, too.
+TEST(Retry, ProfilesCountStepsInFlight) {
+  RetryModel run({"cpu:dp=2,ep=2"}, WithRoom(.8, nn::ExpertOverflow::kRetry), 2);
+  for (int step = 0; step < 2; ++step) run.train->Run({{"x", Floats(step, kShape)}});
+  const std::string profile = run.train->ProfileText();
+  EXPECT_NE(profile.find("  2 steps in which experts had no room"), std::string::npos) << profile;
+}
+
+void ExpectNoRoom(const std::string& error) {
   EXPECT_TRUE(std::regex_search(
       error, std::regex("nn::Experts 'block\\d/experts' at retry_test.cc:\\d+.*: experts \\d to \\d are "
                         "chosen \\d+ times in pool \\d+ but their rank has room for \\d+")))
       << error;
+}
+
+TEST(Retry, FailsWhereTheSecondPlanHasNoRoomEither) {
+  nn::ExpertsOptions o = WithRoom(.8, nn::ExpertOverflow::kRetry);
+  o.retry_room = .9;
+  for (const bool reads : {false, true}) {  // Session::Run throws, too
+    RetryModel run({"cpu:dp=2,ep=2"}, o, 2);
+    ExpectNoRoom(ErrorOf([&] {
+      for (int step = 0; step < kSteps; ++step) {
+        const StepResult result = run.train->Run({{"x", Floats(step, kShape)}});
+        if (reads) result.Wait();
+      }
+    }));
+  }
+}
+
+// Steps that have run again well stay so where one behind them fails.
+TEST(Retry, StepsBeforeOneThatFailsAreDone) {
+  nn::ExpertsOptions o = WithRoom(.8, nn::ExpertOverflow::kRetry);
+  o.retry_room = 1.9;
+  RetryModel run({"cpu:dp=2,ep=2"}, o, 4),
+      wanted({"cpu:dp=2,ep=2"}, WithRoom(8, nn::ExpertOverflow::kError), 4);
+  const auto x = [](int step) {
+    HostTensor value = Floats(step, kShape);  // all tokens of step 2 are alike: they choose the same experts
+    if (step == 2)
+      for (int64_t i = 0; i < value.elements(); ++i) value.as<float>()[i] = i % kWidth == 2 ? 1 : 0;
+    return Feeds{{"x", value}};
+  };
+  std::vector<StepResult> results;
+  for (int step = 0; step < 4; ++step) results.push_back(run.train->Run(x(step)));
+  for (int step = 0; step < 2; ++step)
+    EXPECT_EQ(results[step].Scalar("loss"), wanted.train->Run(x(step)).Scalar("loss")) << step;
+  for (int step = 2; step < 4; ++step) ExpectNoRoom(ErrorOf([&] { results[step].Wait(); }));
+  ExpectNoRoom(ErrorOf([&] { run.train->Run(x(4)); }));
 }
 
 TEST(Retry, RefusesWhatItCannotDo) {
