@@ -2,6 +2,7 @@
 // (sgd_rows, adagrad_rows), which in place cost what the batch touches, however large the table.
 #include <cmath>
 
+#include "ops/language/calls.h"
 #include "ops/language/functional.h"
 #include "ops/language/numbers.h"
 #include "ops/manifest.h"
