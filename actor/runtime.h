@@ -161,8 +161,8 @@ class Runtime {
   // unknown, or of another shape or type, naming both, and for pieces that WrongPieces refuses; the step has
   // then not started.
   StepHandle Launch(const Feeds& feeds, const FeedPieces& pieces = {});
-  // What a step in flight, or one that has ended since as many were launched as may be in flight, was fed;
-  // its memory until another step takes the place. REQUIRES: the last such launches have that step.
+  // Returns the feeds of a step. They stay in memory until `steps_in_flight` more steps have been launched.
+  // REQUIRES: fewer have been launched since.
   FeedPieces FeedsOf(const StepHandle& step) const;
   // The boxes of each input that ranks here read; only these are kept of a step's feeds.
   FeedNeeds Needs() const;

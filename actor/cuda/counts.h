@@ -11,8 +11,8 @@ struct StreamCounts {
   std::atomic<int64_t> graph_launches{0};  // recordings replayed, or launched when made
   std::atomic<int64_t> lone_launches{0};   // kernels launched without a recording
   std::atomic<int64_t> graph_nodes{0};     // launched by graph launches
-  // What the host's threads spent in launching recordings, of that beyond the shortest launch of the same
-  // kernels, in making recordings, and in launching kernels alone.
+  // Time that the host's threads spent launching recordings; the part of it that exceeds the shortest launch
+  // of the same recording; time spent making recordings; time spent launching kernels without one.
   std::atomic<int64_t> graph_nanoseconds{0}, graph_wait_nanoseconds{0}, recording_nanoseconds{0},
       lone_nanoseconds{0};
   std::atomic<int64_t> failed_recordings{0};  // attempts that failed

@@ -113,7 +113,8 @@ Status CudaStream::ForLaunches(LaunchContext* launch) {
   return status;
 }
 
-// Whatever a kernel may rely on: the device is the thread's, the work space is there, ActState tells the act.
+// Prepares what kernels rely on: makes the device current in this thread, allocates the work space, and
+// writes the act's step and time to ActState.
 Status CudaStream::GetReady(const KernelContext& context) {
   if (Status status = GetReady(); !status.ok()) return status;
   if (context.step == step_ && context.time == time_) return Status();

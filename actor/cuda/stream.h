@@ -83,7 +83,7 @@ class CudaStream : public DeviceStream, private NotificationLine {
                  std::span<const Piece> to) override;
 
   cudaStream_t handle() const { return stream_; }
-  // What kernels are launched with, after making the device the thread's.
+  // Makes the device current in this thread, and fills in what kernels are launched with.
   Status ForLaunches(LaunchContext* launch);
   CudaDevice& device() const { return *device_; }
   const std::shared_ptr<FirstFailure>& failure() const { return failure_; }

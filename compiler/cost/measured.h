@@ -25,8 +25,7 @@ struct MeasuredCollective {
   double SecondsOf(double bytes) const;
 };
 
-// What kernels of one name take, of one type: on a host on so many threads, or on a device that works by
-// itself.
+// Measured times of the kernels of one operator and type: on a host with a number of threads, or on a device.
 struct MeasuredKernel {
   // The operator, or the name that its entry gives (KernelCost::measured_as); a kernel of several steps takes
   // the time of these in one pass over memory. kCollectiveWork: what a thread moves for its group in a

@@ -29,10 +29,10 @@ inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 
 // number of their updates, "<training>:averages".
 inline constexpr char kAverage[] = "average", kAverages[] = ":averages";
 
-// Of trainings whose experts let steps run again (Training::no_room). The variable <training>:no_room counts
-// choices without room until a step runs with more; it is no state of the model, as it is 0 between steps,
-// and has the attribute kOfPlan. Output "retried" is above 0 in steps that must run again, and in those that
-// do. The attribute kRetryRoom of an operator is the "room" that it has in the plan with more.
+// Names in trainings whose experts let steps run again (Training::no_room). The variable <training>:no_room
+// counts choices without room, until a step runs with more room. Between steps it is 0, so it is no state of
+// the model; the attribute kOfPlan says so. Output "retried" is above 0 in steps that must run again, and
+// when they run again. The attribute kRetryRoom of an operator is its "room" in the plan with more room.
 inline constexpr char kNoRoom[] = ":no_room", kRetried[] = "retried", kOfPlan[] = "of_plan",
                       kRetryRoom[] = "retry_room";
 

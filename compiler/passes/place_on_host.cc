@@ -101,7 +101,7 @@ class HostPlacer {
     return !offload_.weights && IsWeight(variable) && !CastsOf(v).empty();
   }
 
-  // Of a rank's piece, about.
+  // Approximate bytes of a rank's piece of a value.
   double Bytes(int v) const {
     const Value& value = graph_.value(v);
     double bytes = static_cast<double>(value.shape.elements()) * SizeOf(value.dtype);
@@ -328,7 +328,7 @@ class HostPlacer {
       int copies[2] = {-1, -1};
       for (int r : readers_[v]) {
         if (!Reads(r, v) || Writes(r, v)) continue;
-        // What comes behind a write, as of a cache, is of the phase of updates.
+        // Nodes behind a write, for example of a cache, are in the phase of updates.
         int& copy = copies[graph_.node(r).phase == Phase::kUpdate];
         if (copy < 0) copy = AddFromHost(v, graph_.node(r), -1, {});
         for (int& in : graph_.node(r).in)

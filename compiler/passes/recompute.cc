@@ -84,7 +84,7 @@ class Repeater {
            graph_.producer(node.in[0]).slice == node.slice;
   }
 
-  // Of a rank's piece, about.
+  // Approximate bytes of a rank's piece of a value.
   double Bytes(int v) const {
     const Value& value = graph_.value(v);
     double bytes = static_cast<double>(value.shape.elements()) * SizeOf(value.dtype);

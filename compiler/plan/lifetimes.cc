@@ -88,7 +88,7 @@ int AwaitedBy(const plan::Plan& plan, const std::vector<int>& numbers, const Act
     const int reader = numbers[out.peer()];
     const bool computes = InStream(plan, reader, plan::COMPUTE);
     for (const plan::Port& in : plan.actor(reader).in()) {
-      // What is announced before the last kernel does not say that the act has ended.
+      // A result that is announced before the last kernel does not prove that the act has ended.
       if (in.edge() != out.edge() || out.kernel() + 1 < plan.actor(a).kernel_size()) continue;
       const int first = (act / out.period() + in.credits()) * in.period();
       if (first < std::ssize(acts[reader]))

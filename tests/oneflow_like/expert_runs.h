@@ -1,6 +1,8 @@
 // Models of two layers of experts, trained on small meshes: shared by tests of both forms of nn::Experts.
 #pragma once
 
+#include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,6 +97,38 @@ inline void ExpectSame(const Setting& run, const Seen& got, const Seen& wanted, 
           << run.str() << " " << name << " step " << step;
   }
   ExpectNear(got.last, wanted.last, 1e-6, run.str());
+}
+
+// Lets a router send all tokens to expert `to`, with nothing for the others: `batch` samples of one token. A
+// step then drops the share `dropped`, and changes no weight of the other experts.
+inline void ExpectOthersUntouched(int64_t to, int64_t batch, nn::ExpertsOptions o, const char* mesh,
+                                  double dropped) {
+  Model model(ExpertMesh(mesh));
+  o.top_k = 1;
+  o.normalise = false;  // else the router has no gradient
+  Tensor x = model.Input("x", {batch, kWidth}, DType::kFloat32);
+  const nn::ExpertsResult result = nn::Experts(model.scope(), x, o);
+  Session train = Train(mean(square(result.y - 1)), Sgd{.lr = .1}, {});
+  HostTensor gate = HostTensor::Make(DType::kFloat32, {kWidth, kExperts});
+  for (int64_t i = 0; i < gate.elements(); ++i) gate.as<float>()[i] = i % kExperts == to ? 1 : -1;
+  model.Write("gate", gate);
+  const HostTensor before[] = {model.Read("up"), model.Read("down")};
+  HostTensor fed = Floats(3, {batch, kWidth});
+  for (int64_t i = 0; i < fed.elements(); ++i) fed.as<float>()[i] = std::abs(fed.as<float>()[i]) + .1f;
+  StepResult r = train.Run({{"x", fed}});
+  EXPECT_TRUE(std::isfinite(r.Scalar("loss")));
+  EXPECT_EQ(r.Get("load").as<float>()[to], 1);
+  EXPECT_NEAR(r.Scalar("dropped"), dropped, 1e-6);
+  const char* const names[] = {"up", "down"};
+  for (int w = 0; w < 2; ++w) {
+    const HostTensor after = model.Read(names[w]);
+    const int64_t size = after.elements() / kExperts;
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const bool same = std::memcmp(after.as<float>() + e * size, before[w].as<float>() + e * size,
+                                    size * sizeof(float)) == 0;
+      EXPECT_EQ(same, e != to) << names[w] << " of expert " << e;
+    }
+  }
 }
 
 }  // namespace oneflow_like

@@ -131,40 +131,15 @@ TEST(Experts, WithRoomForAllAreEveryExpertForEveryToken) {
 
 // --- Extremes
 
-// All tokens go to expert `to`, with nothing for the others; `batch` of them, of one token each.
+// All tokens go to expert `to`; `batch` of them, of one token each, in one pool.
 void ExpectOneExpertAlone(int64_t to, int64_t batch, double capacity, const char* mesh) {
   SCOPED_TRACE(Cat("to ", to, " of ", batch, ", capacity ", capacity, " on ", mesh));
-  Model model(ExpertMesh(mesh));
   nn::ExpertsOptions o = SmallExperts();
-  o.top_k = 1;
   o.capacity = capacity;
   o.pools = 1;
   o.aux_loss = 0;
-  o.normalise = false;  // else the router has no gradient
-  Tensor x = model.Input("x", {batch, kWidth}, DType::kFloat32);
-  const nn::ExpertsResult result = nn::Experts(model.scope(), x, o);
-  Session train = Train(mean(square(result.y - 1)), Sgd{.lr = .1}, {});
-  HostTensor gate = HostTensor::Make(DType::kFloat32, {kWidth, kExperts});
-  for (int64_t i = 0; i < gate.elements(); ++i) gate.as<float>()[i] = i % kExperts == to ? 1 : -1;
-  model.Write("gate", gate);
-  const HostTensor before[] = {model.Read("up"), model.Read("down")};
-  HostTensor fed = Floats(3, {batch, kWidth});
-  for (int64_t i = 0; i < fed.elements(); ++i) fed.as<float>()[i] = std::abs(fed.as<float>()[i]) + .1f;
-  StepResult r = train.Run({{"x", fed}});
-  EXPECT_TRUE(std::isfinite(r.Scalar("loss")));
-  EXPECT_EQ(r.Get("load").as<float>()[to], 1);
   const int64_t room = capacity == 0 ? batch : std::max<int64_t>(1, std::ceil(capacity * batch / kExperts));
-  EXPECT_NEAR(r.Scalar("dropped"), std::max<double>(0, batch - room) / batch, 1e-6);
-  const char* const names[] = {"up", "down"};
-  for (int w = 0; w < 2; ++w) {
-    const HostTensor after = model.Read(names[w]);
-    const int64_t size = after.elements() / kExperts;
-    for (int64_t e = 0; e < kExperts; ++e) {
-      const bool same = std::memcmp(after.as<float>() + e * size, before[w].as<float>() + e * size,
-                                    size * sizeof(float)) == 0;
-      EXPECT_EQ(same, e != to) << names[w] << " of expert " << e;
-    }
-  }
+  ExpectOthersUntouched(to, batch, o, mesh, std::max<double>(0, batch - room) / batch);
 }
 
 TEST(Experts, LeaveThoseThatNoneChoosesAlone) {

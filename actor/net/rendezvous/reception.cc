@@ -93,8 +93,8 @@ std::vector<PeerInfo> Reception::Run() {
     go.set_go(true);
     TellAll(Frame(go.SerializeAsString()));
   }
-  // What is said last reaches whoever still listens, and why the start has failed also who comes a little
-  // later.
+  // Delivers the last messages to processes that still listen, and the reason of a failed start also to those
+  // that connect within the next seconds.
   end = SteadySeconds() + std::min(2.0, options_.connection_timeout);
   while ((!AllWritten() || (listener_.open() && !AllCame())) && SteadySeconds() < end) Turn(end);
   listener_.Close();
