@@ -563,12 +563,8 @@ int Launcher::data_threads() const {
 int Launcher::data_threads(const Mesh& mesh) const {
   if (launcher_flags().data_threads > 0) return launcher_flags().data_threads;
   const int cores = CoresHere(job_.get()), processes = job_ ? job_->processes() : 1;
-  int kernels = cores;  // which kernels take
-  if (launcher_flags().threads > 0 && launcher_flags().kernel_threads > 0)
-    kernels = launcher_flags().threads * launcher_flags().kernel_threads;
-  if (mesh.kinds() == std::vector<std::string>{"cuda"})
-    kernels = (mesh.size() + processes - 1) / processes;  // a thread for each GPU
-  return DataThreads(cores, kernels);
+  const int threads = launcher_flags().threads * launcher_flags().kernel_threads;  // 0: one is not given
+  return DataThreads(cores, CoresOfKernels(mesh, processes, cores, threads));
 }
 
 void Launcher::RequireSameFlags(const std::vector<std::string>& own) const {

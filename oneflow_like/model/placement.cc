@@ -88,6 +88,11 @@ ProcessesOfHost ProcessesBeside(const Job* job, int process) {
   return beside;
 }
 
+int CoresOfKernels(const Mesh& mesh, int processes, int cores, int threads) {
+  if (mesh.kinds() == std::vector<std::string>{"cuda"}) return (mesh.size() + processes - 1) / processes;
+  return threads > 0 ? threads : cores;
+}
+
 int CoresHere(const Job* job) {
   if (!job) return UsableCores();
   const PeerInfo& here = job->peers()[job->process()];

@@ -17,6 +17,9 @@ ProcessesOfHost ProcessesBeside(const Job* job, int process);
 // Cores for the threads of this process: what machine, affinity and control groups allow, shared equally with
 // the job's processes that share each of them.
 int CoresHere(const Job* job);
+// Cores, of `cores` of a process, that kernels take: `threads` of them if that is given (not 0), else all; on
+// a mesh of GPUs one for each GPU of the process, which is one of `processes`.
+int CoresOfKernels(const Mesh& mesh, int processes, int cores, int threads);
 
 // The device of a rank among the `given` devices of its host: one of its own if there are enough, else
 // several ranks share one as virtual devices, neighbours together.

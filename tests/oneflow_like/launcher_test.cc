@@ -71,8 +71,14 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_EQ(readers("cpu:tp=2", "0"), 1);
   EXPECT_EQ(readers("cpu:tp=2", "1"), std::max(1, cores - 1));
   EXPECT_EQ(readers("cuda:dp=1", "0"), std::max(1, cores - 1));
-  EXPECT_EQ(readers(Cat("cuda:dp=", cores), "0"), 1);
-  EXPECT_EQ(readers("cuda+cpu:pp=2", "0"), 1);
+  const auto kernels = [](const char* text, int processes, int threads) {
+    return CoresOfKernels(Mesh::Parse(text), processes, 16, threads);
+  };
+  EXPECT_EQ(kernels("cpu:dp=2", 1, 0), 16);
+  EXPECT_EQ(kernels("cpu:dp=2", 1, 6), 6);
+  EXPECT_EQ(kernels("cuda:dp=4", 1, 0), 4);
+  EXPECT_EQ(kernels("cuda:dp=4", 2, 0), 2);
+  EXPECT_EQ(kernels("cpu+cuda:pp=2", 1, 0), 16) << "some are on the CPU";
 }
 
 // The terminal's line as it stood whenever the next character moved to its beginning or left it.
