@@ -74,7 +74,8 @@ inline Status NoRoom(int64_t expert, int64_t pool, int64_t wanted, int64_t room)
 // The same where the room is that of a rank with experts [first, last].
 inline Status NoRoomAtRank(int64_t first, int64_t last, int64_t pool, int64_t wanted, int64_t room) {
   return Status(Cat("experts ", first, " to ", last, " are chosen ", wanted, " times in pool ", pool,
-                    " but their rank has room for ", room, "; give more room, or let it drop"));
+                    " but their rank has room for ", room,
+                    "; give more room (where steps run again: retry_room), or let it drop"));
 }
 
 }  // namespace oneflow_like

@@ -3,11 +3,9 @@
 #include <fcntl.h>
 #include <gflags/gflags.h>
 #include <glog/logging.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdarg>
@@ -15,32 +13,27 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
 #include <set>
-#include <sstream>
-#include <thread>
-#include <utility>
 
 #include "actor/net/job/process_job.h"
 #include "actor/net/launch/local_launcher.h"
-#include "actor/net/rendezvous/bootstrap.h"
 #include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"
-#include "core/one_line.h"
 #include "core/system/exit_codes.h"
 #include "core/system/file_check.h"
 #include "core/system/host_memory.h"
 #include "oneflow_like/build_id.h"
 #include "oneflow_like/calibrate.h"
-#include "oneflow_like/data/files.h"
 #include "oneflow_like/data/pipeline.h"
 #include "oneflow_like/flags.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/job/elastic.h"
 #include "oneflow_like/job/stalls.h"
+#include "oneflow_like/launch/copies.h"
 #include "oneflow_like/launch/help.h"
 #include "oneflow_like/launch/launcher_flags.h"
 #include "oneflow_like/launch/run_folder.h"
+#include "oneflow_like/launch/start_errors.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/placement.h"
@@ -49,10 +42,6 @@
 DECLARE_string(log_dir);                  // of glog
 DECLARE_int32(v);                         // of glog
 DECLARE_bool(timestamp_in_logfile_name);  // of glog
-
-namespace GFLAGS_NAMESPACE {
-extern GFLAGS_DLL_DECL void (*gflags_exitfunc)(int);  // no header of gflags has it
-}
 
 namespace oneflow_like {
 
@@ -68,100 +57,6 @@ struct RefusedElsewhere : Error {
 };
 
 const char *const kTerminalVariable = "ONEFLOW_LIKE_TTY", *const kRestartVariable = "ONEFLOW_LIKE_RESTART";
-
-const char* Variable(const char* name) { return std::getenv(name); }
-
-// The values of flags and other words of the command line. Those of --prompt, which may well have several
-// lines, apart.
-struct UsersWords {
-  std::vector<std::string> words, texts;
-  explicit UsersWords(const std::vector<std::string>& given) {
-    bool text = false;  // the next word is one
-    for (const std::string& word : given) {
-      const std::string name = word.substr(0, word.find('='));
-      const bool prompt = name == "--prompt" || name == "-prompt";
-      if (prompt && name != word) texts.push_back(word.substr(name.size() + 1));
-      if (!prompt) (text ? texts : words).push_back(word);
-      text = prompt && name == word;
-    }
-    for (const auto& [name, value] : FlagValues()) (name == "prompt" ? texts : words).push_back(value);
-  }
-};
-
-// `message` as it may be printed: what it repeats of a user's word is on one line, and nothing commands a
-// terminal. The lines of a message of our own, such as a table of memory, stay.
-std::string Plain(std::string message, const std::vector<std::string>& given) {
-  const UsersWords user(given);
-  const auto broken = [](const std::string& word) { return word.find('\n') != std::string::npos; };
-  // A word may be repeated in part.
-  if (std::any_of(user.words.begin(), user.words.end(), broken)) return OnOneLine(message);
-  for (const std::string& text : user.texts)
-    for (size_t at = 0; broken(text) && (at = message.find(text, at)) != std::string::npos;)
-      message.replace(at, text.size(), OnOneLine(text));
-  std::string plain, line;
-  std::istringstream lines(message);
-  for (bool first = true; std::getline(lines, line); first = false)
-    plain += (first ? "" : "\n") + OnOneLine(line);
-  return plain;
-}
-
-void PrintError(const std::string& message) {
-  std::cout << std::flush;
-  std::cerr << "error: " << message << std::endl;
-}
-
-// This process of a job ends before it has met the others: they learn why instead of waiting for it. Not
-// where PMIx would have to be asked who the others are: its launchers end them.
-void TellOthers(const std::string& why) {
-  constexpr double kPatience = 5;  // seconds; processes of a job start at about the same time
-  try {
-    if (AsksPmix(Variable)) return;
-    const ProcessIdentity identity = ReadIdentity(Variable);
-    if (identity.alone()) return;
-    EndBeforeStart(identity, {.process = identity.process, .host = HostName(), .pid = getpid()}, why,
-                   kPatience);
-  } catch (const Error&) {  // these variables are refused in every process
-  }
-}
-
-// gflags prints what is wrong with a flag, and ends the program. While this lives, what is printed to
-// standard error is kept for TellOthers, then printed.
-class FlagErrors {
- public:
-  FlagErrors() {
-    std::fflush(stderr);
-    kept_ = memfd_create("flags", MFD_CLOEXEC);
-    error_ = kept_ < 0 ? -1 : fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
-    if (error_ >= 0) dup2(kept_, STDERR_FILENO);
-    GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) {
-      const std::string printed = Restore();
-      if (code == 0) exit(0);
-      TellOthers(Plain(printed.substr(0, printed.find('\n')), {}));
-      exit(kUsageError);
-    };
-  }
-  ~FlagErrors() {
-    Restore();
-    GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
-  }
-
- private:
-  static std::string Restore() {
-    std::string printed;
-    if (error_ < 0) return printed;
-    std::fflush(stderr);
-    dup2(error_, STDERR_FILENO);
-    close(std::exchange(error_, -1));
-    lseek(kept_, 0, SEEK_SET);
-    char part[4096];
-    for (ssize_t got; (got = read(kept_, part, sizeof(part))) > 0;) printed.append(part, got);
-    close(kept_);
-    std::cerr << printed << std::flush;
-    return printed;
-  }
-
-  static inline int kept_ = -1, error_ = -1;  // gflags calls a function without arguments
-};
 
 void MakeFolder(const std::string& what, const std::string& folder) {
   std::error_code error;
@@ -205,10 +100,6 @@ void CheckFlags(const ProgramFlags& program) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // A descriptor 0, 1 or 2 that whoever started us has closed leads nowhere from here on. Left closed, the next
 // file that is opened would get its number, and with it what the program prints.
 void OccupyStandardDescriptors() {
@@ -217,88 +108,12 @@ void OccupyStandardDescriptors() {
   if (fd >= 0) close(fd);
 }
 
-// What process k prints under --processes with --log_dir.
-std::string LogOfProcess(int k) { return Cat(FLAGS_log_dir, "/process", k, ".log"); }
-
-// Logs are opened before the program can tell which files it reads: none of them may be a value of a flag, or
-// match one.
-void CheckLogs(const std::vector<std::string>& logs) {
-  std::vector<NamedFile> named, written;
-  std::vector<gflags::CommandLineFlagInfo> flags;
-  gflags::GetAllFlags(&flags);
-  for (const auto& flag : flags) {
-    const std::string& value = flag.current_value;
-    if (flag.type != "string" || value.empty()) continue;
-    std::vector<std::string> files = {value};
-    try {
-      files = FilesOf(value);
-    } catch (const Error&) {  // no file
-    }
-    for (const std::string& file : files) named.push_back({Cat("--", flag.name, "=", value), file});
-  }
-  for (const std::string& log : logs) written.push_back({Cat("the log ", log), log});
-  RequireDistinct(named, written);
-}
-
-// Appends to `argv`, where the last of equal flags counts, what `shape` says.
-std::vector<std::string> WithShape(std::vector<std::string> argv, const JobShape& shape) {
-  argv.push_back("--mesh=" + shape.mesh);
-  argv.push_back(Cat("--processes=", shape.processes));
-  if (shape.micro_batches > 0) argv.push_back(Cat("--micro_batches=", shape.micro_batches));
-  return argv;
-}
-
 // What is known of the mesh before the program makes it; of one that it chooses, its size.
 std::string MeshOfFlags(const ProgramFlags& program, const std::string& otherwise) {
   if (program.chosen_mesh_devices != 0)
     return Cat(launcher_flags().mesh.empty() ? "cpu" : Mesh::Parse(launcher_flags().mesh).kind(),
                ":dp=", program.chosen_mesh_devices);
   return launcher_flags().mesh.empty() ? otherwise : launcher_flags().mesh;
-}
-
-// Starts the copies. Returns their exit code.
-int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& argv, const std::string& mesh,
-              const ProgramFlags& program) {
-  if (!identity.launcher.empty())
-    Fail(launcher_flags().processes > 1 ? Cat("--processes=", launcher_flags().processes)
-                                        : Cat("--restarts=", launcher_flags().restarts),
-         " starts processes, but ", identity.launcher, " has started this one as one of ", identity.processes,
-         "; use one of the two");
-  CheckProcesses(launcher_flags().processes, mesh);
-  LocalJob local;
-  local.processes = launcher_flags().processes;
-  local.argv = argv;  // a copy knows by its environment that it is one
-  local.grace = launcher_flags().peer_timeout;
-  local.log_dir = FLAGS_log_dir;
-  local.restarts = launcher_flags().restarts;
-  if (!launcher_flags().elastic.empty()) {
-    const JobShape whole = {mesh, launcher_flags().processes, program.micro_batches};
-    CheckElastic(whole, launcher_flags().elastic);
-    if (program.local)
-      Fail("--elastic=", launcher_flags().elastic,
-           " needs checkpoints that all processes can read, and --local keeps parts "
-           "of them apart");
-    local.shrink = [=, left = launcher_flags().processes, batch = program.batch](int lost,
-                                                                                 LocalJob* job) mutable {
-      left -= lost;
-      const JobShape shape = Shrink(whole, launcher_flags().elastic, left, batch);
-      job->processes = shape.processes;
-      job->argv = WithShape(argv, shape);
-      return Cat(" on ", shape.mesh, ", processes ", shape.processes);
-    };
-  }
-  std::vector<std::string> logs;
-  for (int k = 0; k < launcher_flags().processes && !FLAGS_log_dir.empty(); ++k)
-    logs.push_back(LogOfProcess(k));
-  CheckLogs(logs);
-  return RunLocalJob(local);
-}
-
-// Messages between processes are measured, too, which takes two of them.
-int CalibrateByTwo(const ProcessIdentity& identity, std::vector<std::string> argv) {
-  launcher_flags().processes = std::max(2, launcher_flags().processes);
-  argv.push_back(Cat("--processes=", launcher_flags().processes));
-  return RunCopies(identity, argv, "", {});
 }
 
 }  // namespace
@@ -357,7 +172,7 @@ Launcher::~Launcher() {
 
 void Launcher::Join(const std::vector<std::string>& argv, const std::string& mesh,
                     const std::string& config) {
-  const ProcessIdentity identity = ReadIdentity(Variable);
+  const ProcessIdentity identity = ReadIdentity(std::getenv);
   const bool ours = identity.launcher == "--processes";
   const auto take_folder = [&] {
     if (!config.empty() && !ours)
@@ -381,7 +196,7 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
     exit(code);
   }
   one_output_ = ours;
-  terminal_ = ours ? Variable(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
+  terminal_ = ours ? std::getenv(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
   StartLog(argv[0], identity.process, identity.alone());
   if (identity.process > 0 && !ours && !identity.alone())
     label_ = std::make_unique<LabelledOutput>(identity.process);
@@ -409,6 +224,7 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
                                               {"out", launcher_flags().out},
                                               {"trace", launcher_flags().trace},
                                               {"report", launcher_flags().report},
+                                              {"calibrate", launcher_flags().calibrate},
                                               {"memory_budget", Cat(launcher_flags().memory_budget)},
                                               {"peer_timeout", Cat(launcher_flags().peer_timeout)}});
   if (main_process()) take_folder();
@@ -578,7 +394,7 @@ void Launcher::RequireSameFlags(const std::vector<std::string>& own) const {
 
 bool Launcher::dry_run() const { return launcher_flags().dry_run; }
 bool Launcher::explain() const { return launcher_flags().explain; }
-bool Launcher::restarted() const { return copy() && Variable(kRestartVariable) != nullptr; }
+bool Launcher::restarted() const { return copy() && std::getenv(kRestartVariable) != nullptr; }
 
 bool Launcher::main_process() const { return !job_ || job_->process() == 0; }
 

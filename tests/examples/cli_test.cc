@@ -1520,6 +1520,8 @@ TEST_F(ProcessesCliTest, DryRunIsPrintedOnce) {
 TEST_F(ProcessesCliTest, FlagsThatDifferAreNamed) {
   ExpectWords(FailTogether("trace", {"", "--trace=" + folder_ + "/t.json"}, {"--mesh=cpu:dp=2"}),
               {"option --trace: process 0 has none, process 1 has " + folder_ + "/t.json"});
+  ExpectWords(FailTogether("calibrate", {"", "--calibrate=" + folder_ + "/c.txt"}, {"--mesh=cpu:dp=2"}),
+              {"option --calibrate: process 0 has none, process 1 has " + folder_ + "/c.txt"});
   ExpectWords(FailTogether("dry", {"--dry_run", "", ""}, {"--mesh=cpu:dp=3"}),
               {"option --dry_run: process 0 has true, process 1 has false"});
   ExpectWords(FailTogether("budget", {"", "", "--memory_budget=7"}, {"--mesh=cpu:dp=3"}),
