@@ -1,6 +1,6 @@
 // Models drawn at random, on meshes, stages, signatures, micro-batches, schedules and processes drawn at
 // random, train to what one device gives. `--cases` says how many models with whole-batch
-// values, `--first_case` says where to begin.
+// values, `--first_case` says where the seeds of all begin.
 // ctest: long=20
 #include <gflags/gflags.h>
 
@@ -9,7 +9,7 @@
 #include "tests/oneflow_like/thread_job.h"
 
 DEFINE_int32(cases, 100, "Models with whole-batch values; the long test has 300 at least");
-DEFINE_int32(first_case, 0, "The first of their seeds");
+DEFINE_uint64(first_case, 0, "The first seed of all models");
 
 namespace oneflow_like {
 namespace {
@@ -169,7 +169,7 @@ Outputs Training(uint64_t seed, const Setting& setting, const Axes& axes = {}) {
 }
 
 void ExpectTrainingLikeOneDevice(uint64_t models) {
-  for (uint64_t seed = 0; seed < models; ++seed) {
+  for (uint64_t seed = FLAGS_first_case; seed < FLAGS_first_case + models; ++seed) {
     Setting setting(seed);
     std::string where = Cat("seed ", seed, ": ", setting.str());
     try {
@@ -210,6 +210,7 @@ struct NestedSetting : Setting {
 };
 
 void ExpectNestedLikeOneDevice(uint64_t first, uint64_t models) {
+  first += FLAGS_first_case;
   for (uint64_t seed = first; seed < first + models; ++seed) {
     const NestedSetting setting(seed);
     Setting alone;
@@ -390,7 +391,7 @@ Outputs TrainWholeBatch(uint64_t seed, const WholeBatchSetting& setting, std::sh
 }
 
 void ExpectValuesOfOneMicroBatch(int cases) {
-  for (int seed = FLAGS_first_case; seed < FLAGS_first_case + cases; ++seed) {
+  for (uint64_t seed = FLAGS_first_case; seed < FLAGS_first_case + cases; ++seed) {
     const WholeBatchSetting setting(seed);
     const std::string where = Cat("seed ", seed, ": ", setting.str());
     Outputs alone;
