@@ -28,7 +28,7 @@ class HostPlacer {
   HostPlacer(Graph* graph, const CompileOptions& options)
       : graph_(*graph),
         options_(options),
-        offload_(options.offload),
+        offload_(options.decided.offload),
         order_(graph->Order()),
         sizes_(graph->Sizes()) {}
 
@@ -41,7 +41,7 @@ class HostPlacer {
       if (const Node& node = graph_.node(n); node.kind == NodeKind::kVariable && IsLarge(node.out[0]))
         if (offload_.tables && IsTable(node.out[0])) graph_.node(n).attrs.Set(kOnHost, int64_t{1});
     for (int n : order_)
-      if (options_.on_host.count(graph_.node(n).name) && graph_.node(n).kind == NodeKind::kVariable)
+      if (options_.asked.on_host.count(graph_.node(n).name) && graph_.node(n).kind == NodeKind::kVariable)
         graph_.node(n).attrs.Set(kOnHost, int64_t{1});
     if (offload_.optimizer > 0 || offload_.weights) PlaceUpdates();
     if (!offload_.weights) CopyForCasts();
@@ -349,8 +349,8 @@ class HostPlacer {
 }  // namespace
 
 void PlaceOnHost(Graph* graph, const CompileOptions& options) {
-  const Offload& offload = options.offload;
-  if (offload.optimizer > 0 || offload.weights || offload.tables || !options.on_host.empty())
+  const Offload& offload = options.decided.offload;
+  if (offload.optimizer > 0 || offload.weights || offload.tables || !options.asked.on_host.empty())
     HostPlacer(graph, options).Run();
 }
 

@@ -333,7 +333,7 @@ class Repeater {
 }  // namespace
 
 void RepeatForward(Graph* graph, const CompileOptions& options) {
-  const Recompute otherwise = options.training ? options.training->recompute : Recompute::kNone;
+  const Recompute otherwise = options.decided.recompute;
   const Regions& regions = graph->regions();
   const auto recomputed = [&](const auto& region) {
     const Recompute setting = regions.SettingOf(region.first, otherwise);

@@ -403,8 +403,8 @@ void ChooseOverTime(Graph* graph, const CompileOptions& options, NodesOfChoice* 
 
 void ChooseSignatures(Graph* graph, const CompileOptions& options) {
   MarkWrittenVariables(graph);
-  if (options.signed_as) {
-    TakeSignatures(*options.signed_as, graph);
+  if (options.asked.signed_as) {
+    TakeSignatures(*options.asked.signed_as, graph);
     RefuseWritesOfParts(*graph);
     return;
   }
