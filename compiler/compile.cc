@@ -19,36 +19,35 @@ namespace {
 // All passes on the logical graph. Those of training do nothing to a graph without a train node.
 const Pass kPasses[] = {
     {"name_draws", Level::kBuilt, [](Graph* g, const CompileOptions&) { NameDraws(g); }},
-    {"loss_scale", Level::kBuilt, [](Graph* g, const CompileOptions& o) { AddLossScale(g, o); }},
+    {"loss_scale", Level::kBuilt, AddLossScale},
     {"autograd", Level::kBuilt, [](Graph* g, const CompileOptions&) { Autograd(g); }},
-    {"add_updates", Level::kBuilt, [](Graph* g, const CompileOptions& o) { AddUpdates(g, o); }, true},
-    {"mixed_precision", Level::kBuilt, [](Graph* g, const CompileOptions& o) { MixedPrecision(g, o); }},
+    {"add_updates", Level::kBuilt, AddUpdates, true},
+    {"mixed_precision", Level::kBuilt, MixedPrecision},
     {"place_stages", Level::kPlaced, [](Graph* g, const CompileOptions&) { PlaceStages(g); }},
-    {"shard_variables", Level::kPlaced, [](Graph* g, const CompileOptions& o) { ShardVariables(g, o); }},
-    {"choose_signatures", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChooseSignatures(g, o); }},
-    {"chunk_products", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChunkProducts(g, o); }},
-    {"insert_boxing", Level::kBoxed, [](Graph* g, const CompileOptions& o) { InsertBoxing(g, o); }},
-    {"lower_boxing", Level::kLowered, [](Graph* g, const CompileOptions& o) { LowerBoxing(g, o); }},
-    {"split_gradients", Level::kLowered, [](Graph* g, const CompileOptions& o) { SplitGradients(g, o); }},
+    {"shard_variables", Level::kPlaced, ShardVariables},
+    {"choose_signatures", Level::kSigned, ChooseSignatures},
+    {"chunk_products", Level::kSigned, ChunkProducts},
+    {"insert_boxing", Level::kBoxed, InsertBoxing},
+    {"lower_boxing", Level::kLowered, LowerBoxing},
+    {"split_gradients", Level::kLowered, SplitGradients},
     {"fuse_epilogue", Level::kLowered,
      [](Graph* g, const CompileOptions& o) {
-       if (o.fuse) FuseEpilogue(g);
+       if (o.asked.fuse) FuseEpilogue(g);
      }},
     {"fuse_accumulate", Level::kLowered,
      [](Graph* g, const CompileOptions& o) {
-       if (o.fuse) FuseAccumulate(g);
+       if (o.asked.fuse) FuseAccumulate(g);
      }},
     {"fuse", Level::kLowered,
      [](Graph* g, const CompileOptions& o) {
-       if (o.fuse) Fuse(g);
+       if (o.asked.fuse) Fuse(g);
      }},
-    {"place_on_host", Level::kLowered, [](Graph* g, const CompileOptions& o) { PlaceOnHost(g, o); }},
-    {"recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { RepeatForward(g, o); }},
-    {"offload_activations", Level::kLowered,
-     [](Graph* g, const CompileOptions& o) { OffloadActivations(g, o); }},
-    {"gather_weights", Level::kLowered, [](Graph* g, const CompileOptions& o) { GatherWeights(g, o); }},
-    {"fill_buckets", Level::kLowered, [](Graph* g, const CompileOptions& o) { FillBuckets(g, o); }},
-    {"choose_algorithms", Level::kLowered, [](Graph* g, const CompileOptions& o) { ChooseAlgorithms(g, o); }},
+    {"place_on_host", Level::kLowered, PlaceOnHost},
+    {"recompute", Level::kLowered, RepeatForward},
+    {"offload_activations", Level::kLowered, OffloadActivations},
+    {"gather_weights", Level::kLowered, GatherWeights},
+    {"fill_buckets", Level::kLowered, FillBuckets},
+    {"choose_algorithms", Level::kLowered, ChooseAlgorithms},
     {"bound_gradients", Level::kLowered, [](Graph* g, const CompileOptions&) { BoundGradients(g); }},
     {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };
@@ -63,7 +62,7 @@ std::span<const Pass> Passes() { return kPasses; }
 
 Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump, const WholeFn& whole) {
   Compiled c{std::move(graph), {}, options, {}};
-  c.graph.set_times(options.times);
+  c.graph.set_times(options.decided.micro_batches);
   int number = 0;
   VerifyGraph(c.graph, Level::kBuilt);
   if (dump) dump(number, "built", ToText(c.graph));
@@ -93,7 +92,7 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump,
 
 Graph RunPasses(const std::string& after, const std::string& upto, Graph graph,
                 const CompileOptions& options) {
-  if (after.empty()) graph.set_times(options.times);
+  if (after.empty()) graph.set_times(options.decided.micro_batches);
   bool begun = after.empty();
   for (const Pass& pass : kPasses) {
     if (begun) pass.run(&graph, options);

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/decisions.h"
 #include "compiler/graph/offload.h"
 #include "compiler/graph/regions.h"
+#include "compiler/plan/decisions.h"
 #include "core/host_tensor.h"
 #include "oneflow_like/weight.h"
 #include "ops/language/functional.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "compiler/cost/machine.h"
-#include "compiler/decisions.h"
+#include "compiler/plan/decisions.h"
 #include "oneflow_like/session.h"
 
 namespace oneflow_like {

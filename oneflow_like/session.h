@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "actor/profile.h"
-#include "compiler/decisions.h"
 #include "compiler/graph/overlap.h"
+#include "compiler/plan/decisions.h"
 #include "core/boxes/feeds.h"
 #include "oneflow_like/model.h"
 #include "ops/language/optimizer.h"

@@ -219,6 +219,13 @@ WantedAlgorithms ParseWantedAlgorithms(const std::string& text, const std::strin
   return wanted;
 }
 
+std::string ToText(const WantedAlgorithms& wanted) {
+  std::string text;
+  for (const auto& [primitive, algorithm] : wanted)
+    text += Cat(text.empty() ? "" : ",", Name(primitive), ":", Name(algorithm));
+  return text;
+}
+
 const AlgorithmCost& Choose(const std::vector<AlgorithmCost>& costs, double bytes,
                             std::optional<CollectiveAlgorithm> wanted) {
   CHECK(!costs.empty());

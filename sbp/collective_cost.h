@@ -53,6 +53,9 @@ using WantedAlgorithms = std::map<Primitive, CollectiveAlgorithm>;
 // that begins with `who`: an unknown name, a collective that does not have it, or one that is given twice.
 WantedAlgorithms ParseWantedAlgorithms(const std::string& text, const std::string& who);
 
+// What ParseWantedAlgorithms reads as these.
+std::string ToText(const WantedAlgorithms& wanted);
+
 // The cheapest of them; of equals the first. Where `wanted` is among them, the cheapest of its kind.
 // REQUIRES: not empty.
 const AlgorithmCost& Choose(const std::vector<AlgorithmCost>& costs, double bytes,

@@ -30,7 +30,10 @@ struct HostLink {
 };
 
 struct Machine {
-  Topology topology;           // links between devices, and the memory of one
+  Topology topology;  // links between devices, and the memory of one
+  // Of each rank the first of the ranks that reach its memory by address: collectives exchange messages
+  // between these sets. Empty: all reach each other's.
+  std::vector<int> nodes;
   std::vector<bool> shared;    // by level of its links: LinkLevels
   double flops = 5e10;         // per second and device, of products in fp32
   double narrow_flops = 5e10;  // of products in bf16 or f16

@@ -419,6 +419,13 @@ bool IsEnd(const Node& node) {
 
 bool IsLocalBoxing(const Node& node) { return node.kind == NodeKind::kPrimitive && IsLocal(node.primitive); }
 
+double PieceBytes(const Value& value, const std::vector<int>& sizes) {
+  double bytes = static_cast<double>(value.shape.elements()) * SizeOf(value.dtype);
+  for (size_t e = 0; e < sizes.size(); ++e)
+    if (value.sbp[e].is_split()) bytes /= sizes[e];
+  return bytes;
+}
+
 double ShareMoved(const Node& node) {
   return CountsOf(node) >= 0 && node.attrs.Has("share") ? node.attrs.Float("share") : 1;
 }

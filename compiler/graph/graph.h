@@ -275,6 +275,8 @@ inline bool IsHostCopy(const Node& node) {
 // The part of its bytes that a boxing, or a collective, is expected to move: 1 but for counted rows, whose
 // exchange says (attribute "share").
 double ShareMoved(const Node& node);
+// Approximate bytes of a rank's piece of a value; `sizes` are Graph::Sizes.
+double PieceBytes(const Value& value, const std::vector<int>& sizes);
 
 // Node::why of a recomputed node begins with kComputedAgain, that of a repeated message with kSentAgain.
 inline constexpr char kComputedAgain[] = "computed again for the gradients of ";

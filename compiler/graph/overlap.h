@@ -16,6 +16,8 @@ struct Overlap {
   int chunks = 1;       // most chunks; 1: none. Fewer if this number does not divide the rows
   double gain = 0.03;   // least saving, as a part of the estimated time of product and message, or of a step
   bool always = false;  // regardless of the estimate: for tests
+
+  bool operator==(const Overlap&) const = default;
 };
 
 }  // namespace oneflow_like

@@ -36,7 +36,7 @@ inline constexpr char kAverage[] = "average", kAverages[] = ":averages";
 inline constexpr char kNoRoom[] = ":no_room", kRetried[] = "retried", kOfPlan[] = "of_plan",
                       kRetryRoom[] = "retry_room";
 
-// Whether the node is a cast of a weight's gradient for its sum over devices (Training::reduce_dtype).
+// Whether the node is a cast of a weight's gradient for its sum over devices (Decisions::reduce_dtype).
 // add_updates lets whoever reads the gradient read it through one that changes nothing and needs the sum
 // (attribute "terms" 0). In its place insert_boxing puts two that carry terms (1) around the sum: to the
 // narrow type before, back to fp32 behind it.

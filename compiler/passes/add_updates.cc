@@ -123,12 +123,14 @@ void ReadSum(TrainedWeight* trained, UpdateSite* site) {
 }
 
 // The train node's, in its order.
-std::vector<TrainedWeight> WeightsOf(const Node& train, const Training& training, UpdateSite* site) {
+std::vector<TrainedWeight> WeightsOf(const Node& train, const CompileOptions& options, UpdateSite* site) {
+  const Training& training = *options.asked.training;
   const Optimizer& optimizer = training.optimizer;
   const Graph& graph = site->graph();
   const std::vector<std::vector<int>> readers = graph.Readers();
   std::vector<TrainedWeight> weights;
   std::vector<const Optimizer*> groups;  // by weight
+  const bool narrow = options.decided.reduce_dtype.value_or(DType::kFloat32) != DType::kFloat32;
   for (size_t i = TrainHead(train); i + 1 < train.in.size(); i += 2) {
     const std::string path = graph.producer(train.in[i]).name;
     TrainedWeight& trained = weights.emplace_back(TrainedWeight{train.in[i], train.in[i + 1]});
@@ -136,7 +138,7 @@ std::vector<TrainedWeight> WeightsOf(const Node& train, const Training& training
     if (OptimizerOf(optimizer, path).by_rows && !training.fed_rate) FindRows(&trained, site);
     const bool whole =
         !trained.touched.rows.defined() && graph.value(trained.gradient).dtype == DType::kFloat32;
-    if (training.reduce_dtype != DType::kFloat32 && whole) ReadSum(&trained, site);
+    if (narrow && whole) ReadSum(&trained, site);
     groups.push_back(GroupOf(optimizer, path));
   }
   for (size_t i = 0; i < optimizer.patterns.size(); ++i)
@@ -158,9 +160,9 @@ Node FirstOf(const Graph& graph, const std::vector<TrainedWeight>& weights) {
 
 // How much of their value averages keep in this step (Average), and how much of the weights they take.
 Averaging CountAverages(const CompileOptions& options, const Node& first, Tensor applies, UpdateSite* site) {
-  const Average& average = options.training->average;
+  const Average& average = options.asked.training->average;
   Graph& graph = site->graph();
-  Tensor count = AddState(&graph, options.name + kAverages, Dims{}, 0, first);
+  Tensor count = AddState(&graph, options.asked.name + kAverages, Dims{}, 0, first);
   site->At(graph.producer(count.id()));
   auto number = [&](double value) { return full(&graph, Dims{}, value); };
   const auto from = static_cast<double>(average.from);
@@ -177,11 +179,11 @@ Averaging CountAverages(const CompileOptions& options, const Node& first, Tensor
 
 // Replaces train node `train` by updates.
 void TrainWeights(const CompileOptions& options, int train, Graph* graph) {
-  const Training& training = *options.training;
+  const Training& training = *options.asked.training;
   const Node node = graph->node(train);
   graph->Remove(train);
   UpdateSite site(graph);
-  const std::vector<TrainedWeight> weights = WeightsOf(node, training, &site);
+  const std::vector<TrainedWeight> weights = WeightsOf(node, options, &site);
   const Node first = FirstOf(*graph, weights);
   SharedNumbers numbers(options, first, &site);
   StepChecks checks = MeasureNorms(node, options, weights, &numbers, &site);
@@ -293,7 +295,7 @@ void Tidy(Graph* graph) {
 void AddUpdates(Graph* graph, const CompileOptions& options) {
   const int train = TrainNode(*graph);
   if (train >= 0) {
-    if (!options.training) Fail(graph->DescribeForUser(train), ": the options say nothing of training");
+    if (!options.asked.training) Fail(graph->DescribeForUser(train), ": the options say nothing of training");
     TrainWeights(options, train, graph);
   }
   const bool resolved = ResolveUpdated(graph);

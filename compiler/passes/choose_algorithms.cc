@@ -8,14 +8,14 @@
 namespace oneflow_like {
 
 void ChooseAlgorithms(Graph* graph, const CompileOptions& options) {
-  if (options.nodes.empty() || graph->mesh().kind() != "cpu") return;
-  CollectiveCosts costs(*graph, options.nodes, {options.machine.topology, options.machine.shared});
+  if (options.machine.nodes.empty() || graph->mesh().kind() != "cpu") return;
+  CollectiveCosts costs(*graph, options.machine.nodes, {options.machine.topology, options.machine.shared});
+  const WantedAlgorithms given = options.decided.algorithms.value_or(WantedAlgorithms());
   for (int n : graph->Order()) {
     const std::vector<AlgorithmCost>& all = costs.Of(n);
     if (all.empty()) continue;
     std::optional<CollectiveAlgorithm> wanted;
-    if (const auto at = options.algorithms.find(graph->node(n).primitive); at != options.algorithms.end())
-      wanted = at->second;
+    if (const auto at = given.find(graph->node(n).primitive); at != given.end()) wanted = at->second;
     SetAlgorithm(Choose(all, costs.BytesOf(n), wanted), &graph->node(n));
   }
 }

@@ -34,7 +34,11 @@ using BucketKey = std::tuple<std::string,        // operation, mesh axes, time, 
 class BucketFiller {
  public:
   BucketFiller(Graph* graph, const CompileOptions& options)
-      : graph_(*graph), options_(options), order_(graph->Order()), sizes_(graph->Sizes()) {}
+      : graph_(*graph),
+        most_(options.decided.bucket.value_or(0)),
+        of_regions_(options.decided.zero >= 2),
+        order_(graph->Order()),
+        sizes_(graph->Sizes()) {}
 
   void Run() {
     FindDepths();
@@ -75,7 +79,7 @@ class BucketFiller {
   int64_t MostBytes(int64_t all) const {
     constexpr int64_t kParts = 8, kLittle = 1 << 18;
     const bool layers = graph_.regions().all().size() > 1;
-    return layers ? std::min(options_.bucket_bytes, std::max(kLittle, all / kParts)) : options_.bucket_bytes;
+    return layers ? std::min(most_, std::max(kLittle, all / kParts)) : most_;
   }
 
   void FindDepths() {
@@ -129,8 +133,7 @@ class BucketFiller {
     for (const Sbp& s : in.sbp)
       if (s.is_partial()) how += Cat(" ", Name(s.fold));
     // A weight gathered once for many micro-batches holds up none of their layers.
-    const bool by_region = !options_.zero_axes.empty() && options_.zero_stage >= 2 &&
-                           (node.rate != Rate::kOnce || graph_.times() == 1);
+    const bool by_region = of_regions_ && (node.rate != Rate::kOnce || graph_.times() == 1);
     // A gather in several steps waits in the first.
     std::vector<int> after(node.after);
     if (depth_[n] > 0) after.assign(waits_[n].begin(), waits_[n].end());
@@ -194,7 +197,8 @@ class BucketFiller {
   }
 
   Graph& graph_;
-  const CompileOptions& options_;
+  const int64_t most_;     // bytes of a bucket
+  const bool of_regions_;  // gradients and weights are sent for each region
   const std::vector<int> order_;
   const std::vector<int> sizes_;
   std::vector<int> depth_, distance_;  // by node; 0: neither
@@ -205,7 +209,7 @@ class BucketFiller {
 }  // namespace
 
 void FillBuckets(Graph* graph, const CompileOptions& options) {
-  if (options.bucket_bytes > 0) BucketFiller(graph, options).Run();
+  if (options.decided.bucket.value_or(0) > 0) BucketFiller(graph, options).Run();
 }
 
 }  // namespace oneflow_like

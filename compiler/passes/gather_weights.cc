@@ -22,9 +22,10 @@ class Gatherer {
   Gatherer(Graph* graph, const CompileOptions& options)
       : graph_(*graph),
         order_(graph->Order()),
-        weights_(options.offload.weights),
-        prefetch_(options.offload.weights ? options.offload.prefetch : options.zero_prefetch),
-        small_(options.zero_small) {}
+        weights_(options.decided.offload.weights),
+        prefetch_(options.decided.offload.weights ? options.decided.offload.prefetch
+                                                  : options.decided.prefetch.value_or(1)),
+        small_(options.decided.zero_small) {}
 
   void Run() {
     FindGathered();
@@ -191,8 +192,8 @@ class Gatherer {
 }  // namespace
 
 void GatherWeights(Graph* graph, const CompileOptions& options) {
-  const bool gathers = !options.zero_axes.empty() && options.zero_stage >= 3;
-  if (gathers || options.offload.weights) Gatherer(graph, options).Run();
+  const bool gathers = options.decided.zero >= 3;
+  if (gathers || options.decided.offload.weights) Gatherer(graph, options).Run();
 }
 
 }  // namespace oneflow_like

@@ -27,7 +27,11 @@ std::string Megabytes(double bytes) {
 class Inserter {
  public:
   Inserter(Graph* graph, const CompileOptions& options)
-      : graph_(*graph), options_(options), sizes_(graph->Sizes()) {}
+      : graph_(*graph),
+        decided_(options.decided),
+        zero_axes_(ZeroAxes(decided_)),
+        reduce_axes_(decided_.mesh.FindAxes(decided_.reduce_axis)),
+        sizes_(graph->Sizes()) {}
 
   void Run() {
     for (int n : graph_.Order()) {
@@ -95,10 +99,10 @@ class Inserter {
   NdSbp ScatteredFirst(int v, int n, size_t i) const {
     const Value& value = graph_.value(v);
     const NdSbp& want = graph_.node(n).want[i];
-    if (options_.zero_stage < 2 || graph_.times() == 1) return {};
+    if (decided_.zero < 2 || graph_.times() == 1) return {};
     if (!value.sbp[0].is_partial() || !want[0].is_broadcast()) return {};
     NdSbp part = value.sbp;
-    for (int axis : options_.zero_axes)
+    for (int axis : zero_axes_)
       if (part[1 + axis].is_partial() && want[1 + axis].is_split()) part[1 + axis] = want[1 + axis];
     return part == value.sbp ? NdSbp() : part;
   }
@@ -129,8 +133,7 @@ class Inserter {
 
   // Whether terms along the axis of an entry are sent in another type.
   bool Narrows(size_t entry) const {
-    const MeshAxes& axes = options_.training->reduce_axes;
-    return axes.empty() || HasAxis(axes, static_cast<int>(entry) - 1);
+    return reduce_axes_.empty() || HasAxis(reduce_axes_, static_cast<int>(entry) - 1);
   }
 
   // Boxed; of a gradient whose terms are sent in another type with casts around it.
@@ -143,7 +146,7 @@ class Inserter {
       if (!Narrows(e)) own[e] = want[e];
     if (want[0].is_broadcast()) own[0] = B();
     v = Boxed(v, n, from.slice, own, from.phase);
-    v = Cast(v, n, options_.training->reduce_dtype, from.phase);
+    v = Cast(v, n, *decided_.reduce_dtype, from.phase);
     v = Boxed(v, n, slice, want, phase);
     return Cast(v, n, DType::kFloat32, phase);
   }
@@ -215,7 +218,8 @@ class Inserter {
   }
 
   Graph& graph_;
-  const CompileOptions& options_;
+  const Decisions& decided_;
+  const MeshAxes zero_axes_, reduce_axes_;
   const std::vector<int> sizes_;
   std::map<int, Counts> counted_;              // results of exchanges
   std::map<int, int> last_;                    // of values

@@ -11,10 +11,10 @@ namespace oneflow_like {
 void AddLossScale(Graph* graph, const CompileOptions& options) {
   constexpr double kFirst = 65536;  // halves quickly where it is too much
   int train = TrainNode(*graph);
-  if (train < 0 || options.dtype != DType::kFloat16) return;
+  if (train < 0 || options.asked.dtype != DType::kFloat16) return;
   const Node loss = graph->producer(graph->node(train).in[0]);
-  Tensor scale = AddState(graph, options.name + ":loss_scale", Dims{}, kFirst, loss);
-  Tensor steps = AddState(graph, options.name + ":loss_scale_finite_steps", Dims{}, 0, loss);
+  Tensor scale = AddState(graph, options.asked.name + ":loss_scale", Dims{}, kFirst, loss);
+  Tensor steps = AddState(graph, options.asked.name + ":loss_scale_finite_steps", Dims{}, 0, loss);
   Node& node = graph->node(train);
   node.in.push_back(scale.id());
   node.in.push_back(steps.id());

@@ -293,7 +293,7 @@ class Narrower {
 }  // namespace
 
 void MixedPrecision(Graph* graph, const CompileOptions& options) {
-  if (options.dtype != DType::kFloat32) Narrower(graph, options.dtype).Run();
+  if (options.asked.dtype != DType::kFloat32) Narrower(graph, options.asked.dtype).Run();
 }
 
 }  // namespace oneflow_like

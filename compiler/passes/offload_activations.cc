@@ -24,8 +24,8 @@ class ActivationMover {
  public:
   ActivationMover(Graph* graph, const CompileOptions& options)
       : graph_(*graph),
-        offload_(options.offload),
-        otherwise_(options.training->recompute),
+        offload_(options.decided.offload),
+        otherwise_(options.decided.recompute),
         order_(graph->Order()) {}
 
   void Run() {
@@ -210,12 +210,12 @@ class ActivationMover {
 }  // namespace
 
 void OffloadActivations(Graph* graph, const CompileOptions& options) {
-  if (!options.training) return;
+  if (!options.asked.training) return;
   const Regions& regions = graph->regions();
   const bool any = std::any_of(regions.all().begin(), regions.all().end(), [&](const auto& region) {
-    return regions.SettingOf(region.first, options.training->recompute) == Recompute::kHost;
+    return regions.SettingOf(region.first, options.decided.recompute) == Recompute::kHost;
   });
-  if (any || options.offload.activations) ActivationMover(graph, options).Run();
+  if (any || options.decided.offload.activations) ActivationMover(graph, options).Run();
 }
 
 }  // namespace oneflow_like

@@ -23,12 +23,38 @@ namespace {
 // Bytes of a bucket of variables, on a rank: so many parts of all, within these bounds.
 constexpr double kParts = 16, kLeastBucket = 1 << 20, kMostBucket = 32 << 20;
 
+bool Writes(const Graph& graph, int n, int v) {
+  const std::vector<std::pair<int, int>> pairs = graph.InPlace(n);
+  return std::any_of(pairs.begin(), pairs.end(),
+                     [&](const auto& pair) { return graph.node(n).in[pair.second] == v; });
+}
+
+// Whether all who read the variable touch some of its rows alone.
+bool IsTableOf(const Graph& graph, const std::vector<int>& readers, int v) {
+  const auto touches = [&](int r) {
+    const std::vector<int>& in = graph.node(r).in;
+    const OpDef* def = graph.catalog().Find(graph.node(r).op);
+    return def && !def->chosen.label.empty() && in[0] == v && std::count(in.begin(), in.end(), v) == 1;
+  };
+  return !readers.empty() && std::all_of(readers.begin(), readers.end(), touches);
+}
+
+Node Like(const Node& reader, const char* op, int part) {
+  Node node;
+  node.op = op;
+  node.line = reader.line;
+  node.slice = reader.slice;
+  node.phase = reader.phase;
+  node.part = part;
+  return node;
+}
+
 class HostPlacer {
  public:
   HostPlacer(Graph* graph, const CompileOptions& options)
       : graph_(*graph),
         options_(options),
-        offload_(options.offload),
+        offload_(options.decided.offload),
         order_(graph->Order()),
         sizes_(graph->Sizes()) {}
 
@@ -41,7 +67,7 @@ class HostPlacer {
       if (const Node& node = graph_.node(n); node.kind == NodeKind::kVariable && IsLarge(node.out[0]))
         if (offload_.tables && IsTable(node.out[0])) graph_.node(n).attrs.Set(kOnHost, int64_t{1});
     for (int n : order_)
-      if (options_.on_host.count(graph_.node(n).name) && graph_.node(n).kind == NodeKind::kVariable)
+      if (options_.asked.on_host.count(graph_.node(n).name) && graph_.node(n).kind == NodeKind::kVariable)
         graph_.node(n).attrs.Set(kOnHost, int64_t{1});
     if (offload_.optimizer > 0 || offload_.weights) PlaceUpdates();
     if (!offload_.weights) CopyForCasts();
@@ -53,25 +79,12 @@ class HostPlacer {
     return IsFloating(graph_.value(v).dtype) && graph_.value(v).shape.elements() > offload_.small;
   }
   bool OnHost(int v) const { return graph_.OnHost(v); }
-  bool Writes(int n, int v) const {
-    const std::vector<std::pair<int, int>> pairs = graph_.InPlace(n);
-    return std::any_of(pairs.begin(), pairs.end(),
-                       [&](const auto& pair) { return graph_.node(n).in[pair.second] == v; });
-  }
   bool Reads(int n, int v) const {
     const std::vector<int>& in = graph_.node(n).in;
     return std::find(in.begin(), in.end(), v) != in.end();
   }
 
-  // Whether all who read the variable touch some of its rows alone.
-  bool IsTable(int v) const {
-    const auto touches = [&](int r) {
-      const OpDef* def = graph_.catalog().Find(graph_.node(r).op);
-      return def && !def->chosen.label.empty() && graph_.node(r).in[0] == v &&
-             std::count(graph_.node(r).in.begin(), graph_.node(r).in.end(), v) == 1;
-    };
-    return !readers_[v].empty() && std::all_of(readers_[v].begin(), readers_[v].end(), touches);
-  }
+  bool IsTable(int v) const { return IsTableOf(graph_, readers_[v], v); }
 
   bool IsWeight(const Node& node) const {
     return node.kind == NodeKind::kVariable && node.phase != Phase::kUpdate &&
@@ -101,14 +114,7 @@ class HostPlacer {
     return !offload_.weights && IsWeight(variable) && !CastsOf(v).empty();
   }
 
-  // Approximate bytes of a rank's piece of a value.
-  double Bytes(int v) const {
-    const Value& value = graph_.value(v);
-    double bytes = static_cast<double>(value.shape.elements()) * SizeOf(value.dtype);
-    for (size_t e = 0; e < sizes_.size(); ++e)
-      if (value.sbp[e].is_split()) bytes /= sizes_[e];
-    return bytes;
-  }
+  double Bytes(int v) const { return PieceBytes(graph_.value(v), sizes_); }
 
   // Nodes of a bucket are segments of their own.
   void FindParts() {
@@ -259,16 +265,6 @@ class HostPlacer {
     }
   }
 
-  Node Like(const Node& reader, const char* op, int part) const {
-    Node node;
-    node.op = op;
-    node.line = reader.line;
-    node.slice = reader.slice;
-    node.phase = reader.phase;
-    node.part = part;
-    return node;
-  }
-
   int AddFromHost(int v, const Node& reader, int part, const std::vector<int>& after) {
     Node node = Like(reader, kFromHost, part);
     node.slice = graph_.producer(v).slice;
@@ -327,7 +323,7 @@ class HostPlacer {
       if (!OnHost(v) || (offload_.tables && IsTable(v))) continue;
       int copies[2] = {-1, -1};
       for (int r : readers_[v]) {
-        if (!Reads(r, v) || Writes(r, v)) continue;
+        if (!Reads(r, v) || Writes(graph_, r, v)) continue;
         // Nodes behind a write, for example of a cache, are in the phase of updates.
         int& copy = copies[graph_.node(r).phase == Phase::kUpdate];
         if (copy < 0) copy = AddFromHost(v, graph_.node(r), -1, {});
@@ -349,8 +345,8 @@ class HostPlacer {
 }  // namespace
 
 void PlaceOnHost(Graph* graph, const CompileOptions& options) {
-  const Offload& offload = options.offload;
-  if (offload.optimizer > 0 || offload.weights || offload.tables || !options.on_host.empty())
+  const Offload& offload = options.decided.offload;
+  if (offload.optimizer > 0 || offload.weights || offload.tables || !options.asked.on_host.empty())
     HostPlacer(graph, options).Run();
 }
 

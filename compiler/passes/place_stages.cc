@@ -99,11 +99,12 @@ void PlaceStages(Graph* graph) {
 namespace {
 
 void ShardAlongZero(Graph* graph, const CompileOptions& options) {
+  const MeshAxes zero_axes = ZeroAxes(options.decided);
   for (int n : graph->Order()) {
     Node& node = graph->node(n);
     if (node.kind != NodeKind::kVariable && !IsCastForSum(node)) continue;
     MeshAxes open;
-    for (int axis : options.zero_axes)
+    for (int axis : zero_axes)
       if (!node.fixed.count(1 + axis)) open.push_back(axis);
     if (open.empty()) continue;
     const Dims& shape = graph->value(node.out[0]).shape;

@@ -22,6 +22,11 @@ namespace oneflow_like {
 
 namespace {
 
+bool Stays(const Graph& graph, const Node& node) {
+  const OpDef* def = graph.catalog().Find(node.op);
+  return def && def->stays;
+}
+
 class Repeater {
  public:
   Repeater(Graph* graph, Recompute otherwise)
@@ -70,11 +75,6 @@ class Repeater {
                        [&](int v) { return graph_.value(v).sbp[0].is_split(); });
   }
 
-  bool Stays(const Node& node) const {
-    const OpDef* def = graph_.catalog().Find(node.op);
-    return def && def->stays;
-  }
-
   bool Costly(int n) const { return IsCollective(graph_.node(n)) || graph_.IsHeavy(n); }
 
   // A message within a stage, in a region that repeats them.
@@ -84,14 +84,7 @@ class Repeater {
            graph_.producer(node.in[0]).slice == node.slice;
   }
 
-  // Approximate bytes of a rank's piece of a value.
-  double Bytes(int v) const {
-    const Value& value = graph_.value(v);
-    double bytes = static_cast<double>(value.shape.elements()) * SizeOf(value.dtype);
-    for (size_t e = 0; e < sizes_.size(); ++e)
-      if (value.sbp[e].is_split()) bytes /= sizes_[e];
-    return bytes;
-  }
+  double Bytes(int v) const { return PieceBytes(graph_.value(v), sizes_); }
 
   // Whether repeating a node lets go of more bytes than it keeps instead: of its operands those that would
   // not be kept otherwise. They are, from then on.
@@ -161,7 +154,7 @@ class Repeater {
     for (int n : order_) {
       const Node& node = graph_.node(n);
       of_batch_[n] = DependsOnBatch(n);
-      if (node.phase != Phase::kForward || IsEnd(node) || !of_batch_[n] || Stays(node)) continue;
+      if (node.phase != Phase::kForward || IsEnd(node) || !of_batch_[n] || Stays(graph_, node)) continue;
       if (mode_[n] == Recompute::kFull) repeatable_[n] = StaysWithin(node);
       if (WithoutGather(mode_[n]) == Recompute::kSelective && !Costly(n)) repeatable_[n] = Pays(node);
       if (IsGather(n))
@@ -333,7 +326,7 @@ class Repeater {
 }  // namespace
 
 void RepeatForward(Graph* graph, const CompileOptions& options) {
-  const Recompute otherwise = options.training ? options.training->recompute : Recompute::kNone;
+  const Recompute otherwise = options.decided.recompute;
   const Regions& regions = graph->regions();
   const auto recomputed = [&](const auto& region) {
     const Recompute setting = regions.SettingOf(region.first, otherwise);

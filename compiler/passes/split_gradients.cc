@@ -82,7 +82,7 @@ std::vector<bool> ForUpdates(const Graph& graph) {
 }
 
 void SplitGradients(Graph* graph, const CompileOptions& options) {
-  if (options.schedule == PipelineSchedule::kZeroBubble) Splitter(graph).Run();
+  if (options.decided.schedule == PipelineSchedule::kZeroBubble) Splitter(graph).Run();
 }
 
 }  // namespace oneflow_like

@@ -70,12 +70,12 @@ std::vector<Tensor> ClipTo(double norm, Tensor squares, const Node& train, Graph
 void SkipOutliers(Tensor norm, const CompileOptions& options, SharedNumbers* numbers, Graph* graph,
                   StepChecks* checks) {
   constexpr double kMost = 3e38, kKeep = 0.98, kFirst = 10;
-  const SkipSteps& skip = options.training->skip;
+  const SkipSteps& skip = options.asked.training->skip;
   auto number = [&](double value) { return full(graph, Dims{}, value); };
   Tensor most = number(skip.above > 0 ? skip.above : kMost);
   if (skip.times > 0) {
     const Node like = graph->producer(norm.id());
-    Tensor average = AddState(graph, options.name + ":norm_average", Dims{}, 0, like);
+    Tensor average = AddState(graph, options.asked.name + ":norm_average", Dims{}, 0, like);
     // The average began at 0: divided by 1 - keep^count it is that of the steps there were.
     Tensor weight = shift(neg(exp(scale(numbers->Updates(), std::log(kKeep)))), 1);
     Tensor bound = scale(average / maximum(weight, number(1 - kKeep)), skip.times);
@@ -106,7 +106,7 @@ class OfWeight : public WeightUpdate {
   OfWeight(const CompileOptions& options, const TrainedWeight& trained, Tensor factor, Tensor applies,
            SharedNumbers* numbers, Graph* graph)
       : options_(options),
-        training_(*options.training),
+        training_(*options.asked.training),
         trained_(trained),
         weight_(graph, trained.weight),
         raw_(graph, trained.gradient),
@@ -133,7 +133,7 @@ class OfWeight : public WeightUpdate {
     if (state.defined() && state.shape() == shape) return state;
     const Node like = graph_.producer(weight_.id());
     CheckState(name, shape, axes, state);
-    state = AddState(&graph_, Cat(options_.name, ":", name, "/", like.name), shape, first, like);
+    state = AddState(&graph_, Cat(options_.asked.name, ":", name, "/", like.name), shape, first, like);
     Node& node = graph_.node(graph_.value(state.id()).producer);
     for (const auto& [entry, sbp] : like.fixed) {
       const auto with = sbp.is_split() ? std::find(axes.begin(), axes.end(), sbp.axis) : axes.end();
@@ -228,12 +228,13 @@ class OfWeight : public WeightUpdate {
 }  // namespace
 
 Tensor SharedNumbers::Updates() {
-  if (!updates_.defined()) updates_ = AddState(&site_.graph(), options_.name + ":updates", Dims{}, 0, first_);
+  if (!updates_.defined())
+    updates_ = AddState(&site_.graph(), options_.asked.name + ":updates", Dims{}, 0, first_);
   return updates_;
 }
 
 Tensor SharedNumbers::Rate(double lr) {
-  const Training& training = *options_.training;
+  const Training& training = *options_.asked.training;
   Graph& graph = site_.graph();
   Tensor& rate = rates_[{site_.slice(), lr}];
   if (rate.defined()) return rate;
@@ -245,7 +246,7 @@ Tensor SharedNumbers::Rate(double lr) {
   if (!fed_.defined()) {  // the factor that the session feeds, one for the whole training
     Node node;
     node.op = "input";
-    node.name = options_.name + ":lr_factor";
+    node.name = options_.asked.name + ":lr_factor";
     node.line = site_.origin.line;
     const std::string name = node.name;
     const int id = graph.AddRaw(std::move(node), {{name, DType::kFloat32, Dims{}}});
@@ -256,7 +257,7 @@ Tensor SharedNumbers::Rate(double lr) {
 
 StepChecks MeasureNorms(const Node& train, const CompileOptions& options,
                         const std::vector<TrainedWeight>& weights, SharedNumbers* numbers, UpdateSite* site) {
-  const Training& training = *options.training;
+  const Training& training = *options.asked.training;
   Graph& graph = site->graph();
   const std::vector<ClipGroup> groups = ClipGroupsOf(graph, training, weights);
   const bool clips = training.clip_norm > 0 || !training.clip_groups.empty();
@@ -284,7 +285,7 @@ StepChecks MeasureNorms(const Node& train, const CompileOptions& options,
 }
 
 void HoldBack(const CompileOptions& options, const Node& first, UpdateSite* site, StepChecks* checks) {
-  const Training& training = *options.training;
+  const Training& training = *options.asked.training;
   if (training.no_room.empty()) return;
   Graph& graph = site->graph();
   std::vector<int> writers;  // of the user's
@@ -299,7 +300,7 @@ void HoldBack(const CompileOptions& options, const Node& first, UpdateSite* site
     site->At(graph.producer(some[0].id()));
     sums.push_back(some.size() > 1 ? add_n(some) : some[0]);
   }
-  Tensor before = AddState(&graph, options.name + kNoRoom, Dims{}, 0, first);
+  Tensor before = AddState(&graph, options.asked.name + kNoRoom, Dims{}, 0, first);
   graph.node(graph.value(before.id()).producer).attrs.Set(kOfPlan, int64_t{1});
   site->At(first);
   // Steps in flight behind one without room find its number. Those with more room begin anew.
@@ -332,7 +333,7 @@ Tensor AssignIf(Tensor applies, Tensor variable, Tensor value) {
 
 void UpdateWeight(const CompileOptions& options, const TrainedWeight& trained, Tensor factor, Tensor applies,
                   const Averaging& averaging, SharedNumbers* numbers, UpdateSite* site) {
-  const Optimizer& optimizer = options.training->optimizer;
+  const Optimizer& optimizer = options.asked.training->optimizer;
   const Node weight = site->graph().producer(trained.weight);
   site->At(weight);
   OfWeight update(options, trained, factor, applies, numbers, &site->graph());

@@ -118,7 +118,7 @@ Streams StreamsOf(const Graph& graph, const std::vector<int>& order, const Topol
 bool GradientLeaves(const Graph& graph, const CompileOptions& options, int n) {
   const Node& node = graph.node(n);
   return IsCollective(node) && IsGradient(graph.producer(node.in[0]).phase) &&
-         (node.phase == Phase::kUpdate || (IsGradient(node.phase) && !options.zero_axes.empty())) &&
+         (node.phase == Phase::kUpdate || (IsGradient(node.phase) && options.decided.zero > 0)) &&
          graph.producer(node.in[0]).slice == node.slice;
 }
 
@@ -127,7 +127,7 @@ bool GradientLeaves(const Graph& graph, const CompileOptions& options, int n) {
 std::vector<int> RegionsApart(const Graph& graph, const CompileOptions& options,
                               const std::vector<int>& order) {
   std::vector<int> region(graph.num_nodes(), -1);
-  const bool gathered = !options.zero_axes.empty();
+  const bool gathered = options.decided.zero > 0;
   if (!gathered &&
       std::none_of(order.begin(), order.end(), [&](int n) { return GradientLeaves(graph, options, n); }))
     return region;
@@ -378,9 +378,10 @@ void AddWaits(const Graph& graph, const std::vector<int>& order, const std::vect
 
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options) {
   LogicalPlan plan;
-  plan.schedule = options.schedule;
-  plan.exact_groups = options.exact_groups;
-  if (options.overlap.chunks > 1) plan.second = options.overlap.always ? kAnyGain : options.overlap.gain;
+  plan.schedule = options.decided.schedule;
+  plan.exact_groups = options.decided.exact_groups;
+  const Overlap overlap = options.decided.overlap.value_or(Overlap());
+  if (overlap.chunks > 1) plan.second = overlap.always ? kAnyGain : overlap.gain;
 
   const Dependencies waits = FindDependencies(graph);
   const std::vector<int>& order = waits.order;

@@ -1,4 +1,5 @@
-// CompileOptions: what a graph is compiled for.
+// What a graph is compiled for: what was asked for, what was decided about its plan, and the machine that is
+// assumed.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +10,9 @@
 #include <vector>
 
 #include "compiler/cost/cost.h"
-#include "compiler/graph/offload.h"
-#include "compiler/graph/overlap.h"
-#include "compiler/graph/pipeline_schedule.h"
+#include "compiler/plan/decisions.h"
 #include "core/device/kernel.h"
 #include "ops/language/optimizer.h"
-#include "sbp/collective_cost.h"
 #include "sbp/mesh.h"
 
 namespace oneflow_like {
@@ -25,7 +23,7 @@ struct Training {
   Schedule schedule;     // of the learning rate
   double clip_norm = 0;  // 0: none
   SkipSteps skip;
-  Recompute recompute = Recompute::kNone;  // of regions without a setting
+  Recompute recompute = Recompute::kNone;  // of regions without a setting; kAuto: a search decides
   bool fed_rate = false;                   // the factor on learning rates is an input, "<name>:lr_factor"
   Average average = {};                    // of the weights
   // The user's graph, of which the compiled one is a part: values have the same ids. Only compared.
@@ -33,8 +31,6 @@ struct Training {
   int source_values = 0;                                         // that it had
   double clip_value = 0;                                         // 0: none
   std::vector<std::pair<std::string, double>> clip_groups = {};  // patterns of weights and their norms
-  DType reduce_dtype = DType::kFloat32;  // of gradients' terms while they are summed over devices
-  MeshAxes reduce_axes = {};             // along these mesh axes alone; empty: all
   // Whether regions with kAuto repeat messages (true), do not (false), or choose for themselves (empty).
   // A region that computes everything again repeats its messages in any case.
   std::optional<bool> gather_again = {};
@@ -48,28 +44,16 @@ struct Roles {
   MeshAxes batch, tensor, context;
 };
 
-struct CompileOptions {
+// What was asked for, whatever is decided about the plan.
+struct Request {
   std::string name = "train";
-  int times = 1;
-  PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  bool exact_groups = false;              // of an interleaved schedule: ScheduleOf
-  MeshAxes zero_axes;                     // that also cut variables
-  int zero_stage = 1, zero_prefetch = 1;  // of ModelOptions::zero
-  int64_t zero_small = 4096;
-  Offload offload;
-  std::set<std::string> on_host;  // variables that lie there since another session was made
-  Roles roles;
-  Overlap overlap;
-  int64_t bucket_bytes = 0;  // of collectives joined to one; 0: each by itself
-  // Of each rank the first of the ranks that reach its memory by address: collectives exchange messages
-  // between these sets. Empty: all reach each other's.
-  std::vector<int> nodes;
-  WantedAlgorithms algorithms;  // in place of the cheapest
   uint64_t seed = 1;
-  Machine machine;                   // the machine that estimates assume
+  DType dtype = DType::kFloat32;  // of matrix products and activations: mixed precision unless fp32
+  Roles roles;
   std::optional<Training> training;  // of a graph with a train node
-  DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
   bool fuse = true;                  // operators into one kernel; false: each has its own
+  bool choose_host = true;           // Offload::choose
+  std::set<std::string> on_host;     // variables that lie there since another session was made
   // What states the scratch of kernels (KernelRegistry::Scratch); nullptr: OpDef::scratch alone does. The
   // threads are those that any process of the job gives a kernel at most.
   const KernelRegistry* kernels = nullptr;
@@ -77,6 +61,12 @@ struct CompileOptions {
   // A graph of the same nodes with other extents, whose signatures are taken (choose_signatures); nullptr:
   // the cheapest are.
   std::shared_ptr<const Graph> signed_as;
+};
+
+struct CompileOptions {
+  Request asked;
+  Decisions decided;
+  Machine machine;
 };
 
 }  // namespace oneflow_like

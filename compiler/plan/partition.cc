@@ -208,15 +208,15 @@ plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const Compi
                      PlanDetail detail) {
   const RankOfMesh here(graph, rank, detail);
   plan::Plan plan;
-  plan.set_name(options.name);
+  plan.set_name(options.asked.name);
   plan.set_rank(rank);
   plan.set_world(graph.mesh().size());
   plan.set_device_kind(here.device_kind);
   plan.set_device_kinds(graph.mesh().kind());
   plan.set_times(graph.times());
-  plan.set_seed(options.seed);
+  plan.set_seed(options.asked.seed);
   plan.set_order_hash(logical.hash);
-  plan.set_kernel_threads(options.kernel_threads);
+  plan.set_kernel_threads(options.asked.kernel_threads);
   plan.add_arena()->set_memory(kDevice);
 
   const std::vector<int> segments = SegmentsOn(here, logical);

@@ -52,7 +52,8 @@ Attrs AttrsOn(const RankOfMesh& rank, const Node& node) {
 bool StatesScratch(const RankOfMesh& rank, const CompileOptions& options, const Node& node,
                    const OpDef* def) {
   if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch || IsCollective(node)) return false;
-  if (options.kernels != nullptr) return options.kernels->StatesScratch(node.op, rank.device_kind);
+  if (options.asked.kernels != nullptr)
+    return options.asked.kernels->StatesScratch(node.op, rank.device_kind);
   return def != nullptr && def->scratch;
 }
 
@@ -73,10 +74,11 @@ int64_t ScratchOf(const RankOfMesh& rank, const CompileOptions& options, const O
   KernelSpec spec;
   spec.name = kernel.name();
   spec.attrs = attrs;
-  spec.threads = options.kernel_threads;
+  spec.threads = options.asked.kernel_threads;
   for (const plan::Operand& o : kernel.in()) spec.in.push_back(LargestOf(o));
   for (const plan::Operand& o : kernel.out()) spec.out.push_back(LargestOf(o));
-  return options.kernels != nullptr ? options.kernels->Scratch(spec, rank.device_kind) : def->scratch(spec);
+  return options.asked.kernels != nullptr ? options.asked.kernels->Scratch(spec, rank.device_kind)
+                                          : def->scratch(spec);
 }
 
 // Bytes of the first piece.

@@ -12,15 +12,17 @@ class BoxingPrices {
   // `options` must outlive this object. Nodes that are added to the graph later are not known.
   BoxingPrices(const Graph& graph, const CompileOptions& options);
 
-  // Whether terms of the value are sent in Training::reduce_dtype: of a gradient that is summed in it.
+  // Whether terms of the value are sent in Decisions::reduce_dtype: of a gradient that is summed in it.
   bool Narrow(int value) const { return narrow_[value]; }
   // Seconds of boxing the value between these layouts; the time entries of both are as they are after sums
-  // over micro-batches. Terms along Training::reduce_axes are sent in reduce_dtype, after those along other
+  // over micro-batches. Terms along Decisions::reduce_axis are sent in reduce_dtype, after those along other
   // axes.
   double Seconds(const Graph& graph, int value, const Layout& from, const Layout& to) const;
 
  private:
-  const CompileOptions& options_;
+  const Topology& topology_;
+  const DType reduce_dtype_;
+  const MeshAxes reduce_axes_;
   std::vector<bool> narrow_;
 };
 

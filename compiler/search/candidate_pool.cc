@@ -16,12 +16,12 @@ namespace {
 // Regions whose recomputation is left to the compiler.
 std::vector<std::string> OpenRegions(const Graph& graph, const CompileOptions& options) {
   std::vector<std::string> open;
-  if (!options.training) return open;
+  if (!options.asked.training) return open;
   const Regions& regions = graph.regions();
   std::set<std::string> used;
   for (int n : graph.Order()) {
     const std::string region = regions.Of(graph.node(n).name);
-    if (region.empty() || regions.SettingOf(region, options.training->recompute) != Recompute::kAuto)
+    if (region.empty() || regions.SettingOf(region, options.asked.training->recompute) != Recompute::kAuto)
       continue;
     if (used.insert(region).second) open.push_back(region);
   }
@@ -41,12 +41,12 @@ CandidatePool::CandidatePool(Graph graph, CompileOptions options, BytesBeside be
 std::vector<Recompute> CandidatePool::OpenModes() const {
   std::vector<Recompute> modes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
   if (regions_.empty()) return modes;
-  const std::optional<bool>& said = options_.training->gather_again;
+  const std::optional<bool>& said = options_.asked.training->gather_again;
   if (said != false && SendsAgain())
     modes = said == true ? std::vector{Recompute::kGather, Recompute::kSelectiveGather, Recompute::kFull}
                          : std::vector{Recompute::kNone, Recompute::kGather, Recompute::kSelective,
                                        Recompute::kSelectiveGather, Recompute::kFull};
-  if (options_.machine.host.known && options_.offload.choose && !options_.offload.activations)
+  if (options_.machine.host.known && options_.asked.choose_host && !options_.decided.offload.activations)
     modes.push_back(Recompute::kHost);
   return modes;
 }

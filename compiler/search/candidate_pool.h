@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "compiler/compile.h"
-#include "compiler/decisions.h"
+#include "compiler/plan/decisions.h"
 
 namespace oneflow_like {
 

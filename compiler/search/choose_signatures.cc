@@ -22,6 +22,38 @@ namespace oneflow_like {
 
 namespace {
 
+bool CutsAxis(const Sbp& sbp, int axis) { return sbp.is_split() && sbp.axis == axis; }
+
+// Whether operand i of a node has to be whole where micro-batches bring it in parts. It gets it whole if its
+// operator needs all of that axis, and says so (OpDef::whole_batch), or is of the update, or computes a
+// gradient: then the operator whose gradient it is had the value whole, and readers took parts of its result.
+bool NeedsWhole(const Graph& graph, const BoundRule* rule, const Sbp& from, const Sbp& to, int n, size_t i) {
+  if (!from.is_split() || from == to) return false;
+  if (!to.is_broadcast() || rule == nullptr || i >= rule->in.size()) return true;
+  const OpDef* def = graph.catalog().Find(graph.node(n).op);
+  if (graph.node(n).phase == Phase::kForward && !(def && def->whole_batch)) return true;
+  const std::vector<std::string>& labels = rule->in[i].axes[from.axis].labels;
+  return std::none_of(labels.begin(), labels.end(),
+                      [&](const std::string& label) { return rule->notes.whole.count(label) > 0; });
+}
+
+// Where values are to lie: gradients that updates read as their variables do in the end.
+std::map<int, const FixedSbp*> Laid(const Graph& graph, const std::vector<int>& order) {
+  std::map<int, const FixedSbp*> lies;
+  for (int n : order) {
+    const Node& node = graph.node(n);
+    const OpDef* def = graph.catalog().Find(node.op);
+    if (node.phase != Phase::kUpdate || !def) continue;
+    for (auto [out, in] : def->inplace) {
+      const Node& variable = graph.producer(node.in[in]);
+      for (int v : node.in)
+        if (v != node.in[in] && graph.value(v).shape == graph.value(node.in[in]).shape)
+          lies.emplace(v, &variable.fixed);
+    }
+  }
+  return lies;
+}
+
 class AxisChooser : AxisChoices {
  public:
   AxisChooser(Graph* graph, const CompileOptions& options, int entry, NodesOfChoice* nodes)
@@ -31,7 +63,7 @@ class AxisChooser : AxisChoices {
         prices_(*graph, options),
         picked_(graph->num_nodes(), 0),
         cache_(graph->num_values()) {
-    if (entry > 0) FindLaid();
+    if (entry > 0) lies_ = Laid(*graph, order_);
   }
 
   void Run() {
@@ -154,19 +186,8 @@ class AxisChooser : AxisChoices {
     for (int v : node.out) varying_[v] = varies;
   }
 
-  // Whether operand i of a node has to be whole where micro-batches bring it in parts. It gets it whole if
-  // its operator needs all of that axis, and says so (OpDef::whole_batch), or is of the update, or computes a
-  // gradient: then the operator whose gradient it is had the value whole, and readers took parts of its
-  // result.
   bool NeedsWholeBatch(const Sbp& from, const Sbp& to, int n, size_t i) const {
-    if (entry_ > 0 || !from.is_split() || from == to) return false;
-    const BoundRule* const rule = nodes_.rules[n];
-    if (!to.is_broadcast() || rule == nullptr || i >= rule->in.size()) return true;
-    const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
-    if (graph_.node(n).phase == Phase::kForward && !(def && def->whole_batch)) return true;
-    const std::vector<std::string>& labels = rule->in[i].axes[from.axis].labels;
-    return std::none_of(labels.begin(), labels.end(),
-                        [&](const std::string& label) { return rule->notes.whole.count(label) > 0; });
+    return entry_ == 0 && NeedsWhole(graph_, nodes_.rules[n], from, to, n, i);
   }
 
   // Changing value v from one signature along this axis to what operand i of a node wants.
@@ -191,23 +212,6 @@ class AxisChooser : AxisChoices {
     if (varying_[v] && to.is_partial()) return kImpossibleCost;
     if (!from.is_broadcast() && !to.is_broadcast()) return kImpossibleCost;
     return send + copy * (from.is_partial() || to.is_partial() ? parts_ : 1);
-  }
-
-  static bool CutsAxis(const Sbp& sbp, int axis) { return sbp.is_split() && sbp.axis == axis; }
-
-  // Gradients that updates read lie as their variables do in the end.
-  void FindLaid() {
-    for (int n : order_) {
-      const Node& node = graph_.node(n);
-      const OpDef* def = graph_.catalog().Find(node.op);
-      if (node.phase != Phase::kUpdate || !def) continue;
-      for (auto [out, in] : def->inplace) {
-        const Node& variable = graph_.producer(node.in[in]);
-        for (int v : node.in)
-          if (v != node.in[in] && graph_.value(v).shape == graph_.value(node.in[in]).shape)
-            lies_.emplace(v, &variable.fixed);
-      }
-    }
   }
 
   double MeshEdge(int v, const Sbp& from, const Sbp& to, const Slice& slice) const {
@@ -345,7 +349,7 @@ class AxisChooser : AxisChoices {
   const BoxingPrices prices_;
   std::vector<int> picked_;
   std::vector<std::vector<Cached>> cache_;
-  std::map<int, const FixedSbp*> lies_;  // where values are to lie
+  std::map<int, const FixedSbp*> lies_;  // Laid
 };
 
 const std::string kExpansionOf = "expansion of ";
@@ -403,8 +407,8 @@ void ChooseOverTime(Graph* graph, const CompileOptions& options, NodesOfChoice* 
 
 void ChooseSignatures(Graph* graph, const CompileOptions& options) {
   MarkWrittenVariables(graph);
-  if (options.signed_as) {
-    TakeSignatures(*options.signed_as, graph);
+  if (options.asked.signed_as) {
+    TakeSignatures(*options.asked.signed_as, graph);
     RefuseWritesOfParts(*graph);
     return;
   }

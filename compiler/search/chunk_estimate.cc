@@ -91,19 +91,19 @@ int64_t MostChunks(const Dims& shape, const ChunkAxis& rows, int wanted) {
   return 1;
 }
 
-bool ChooseChunks(const Graph& graph, const CompileOptions& options, CostModel* cost, ChunkPlan* plan) {
-  const Machine& machine = options.machine;
+bool ChooseChunks(const Graph& graph, const Machine& machine, const Overlap& overlap, CostModel* cost,
+                  ChunkPlan* plan) {
   for (int n : plan->behind) plan->before += cost->Seconds(n);
   plan->before += MessageSeconds(graph, machine, *plan, 1);
   for (const ChunkedProduct& p : plan->products) plan->before += ProductSeconds(graph, machine, p, 1, cost);
-  double least = plan->before * (1 - options.overlap.gain);
+  double least = plan->before * (1 - overlap.gain);
   bool taken = false;
   const Dims& shape = graph.value(plan->value).shape;
-  const int64_t most = MostChunks(shape, plan->rows, options.overlap.chunks);
+  const int64_t most = MostChunks(shape, plan->rows, overlap.chunks);
   for (int64_t chunks = plan->behind.empty() ? 2 : 1; chunks <= most; ++chunks) {
     if (shape[plan->rows.axis] % (plan->rows.pieces * chunks) != 0) continue;
     const double seconds = SecondsInChunks(graph, machine, *plan, chunks, cost);
-    if (seconds > least && !options.overlap.always) continue;
+    if (seconds > least && !overlap.always) continue;
     least = plan->after = seconds;
     plan->chunks = chunks;
     taken = true;

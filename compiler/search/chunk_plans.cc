@@ -278,12 +278,12 @@ std::optional<ChunkPlan> SumOf(const BatchGraph& in, const std::set<int>& used, 
 std::vector<ChunkPlan> FindChunkPlans(const Graph& graph, const CompileOptions& options) {
   const std::vector<int> order = graph.Order();
   const BatchGraph in{graph, graph.Readers(), graph.Sizes(), LedToByInputs(graph, order)};
-  const int wanted = options.overlap.chunks;
+  const Overlap overlap = options.decided.overlap.value_or(Overlap());
   CostModel cost(graph, options.machine);
   std::vector<ChunkPlan> plans;
   std::set<int> used;  // nodes of these
   const auto take = [&](std::optional<ChunkPlan> plan) {
-    if (!plan || !ChooseChunks(graph, options, &cost, &*plan)) return false;
+    if (!plan || !ChooseChunks(graph, options.machine, overlap, &cost, &*plan)) return false;
     for (const ChunkedProduct& product : plan->products) used.insert(product.node);
     used.insert(plan->sums.begin(), plan->sums.end());
     used.insert(plan->behind.begin(), plan->behind.end());
@@ -295,8 +295,8 @@ std::vector<ChunkPlan> FindChunkPlans(const Graph& graph, const CompileOptions& 
       if (!in.of_batch[n] || graph.value(v).sbp[0].is_partial()) continue;
       bool taken = false;
       for (const auto& [want, reads] : ReadingsOf(in, v))
-        taken |= take(GatherOf(in, used, wanted, v, want, reads));
-      if (!taken) take(SumOf(in, used, wanted, v));
+        taken |= take(GatherOf(in, used, overlap.chunks, v, want, reads));
+      if (!taken) take(SumOf(in, used, overlap.chunks, v));
     }
   return plans;
 }

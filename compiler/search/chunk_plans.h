@@ -48,7 +48,8 @@ struct ChunkPlan {
 int64_t MostChunks(const Dims& shape, const ChunkAxis& rows, int wanted);
 // Sets the number of chunks that takes an act the least seconds, and these (chunk_estimate.cc). False: none
 // gains enough.
-bool ChooseChunks(const Graph& graph, const CompileOptions& options, CostModel* cost, ChunkPlan* plan);
+bool ChooseChunks(const Graph& graph, const Machine& machine, const Overlap& overlap, CostModel* cost,
+                  ChunkPlan* plan);
 
 // In the graph's order. No node is in two plans.
 std::vector<ChunkPlan> FindChunkPlans(const Graph& graph, const CompileOptions& options);

@@ -317,7 +317,8 @@ class ChunkWriter {
 }  // namespace
 
 void ChunkProducts(Graph* graph, const CompileOptions& options) {
-  if (options.overlap.chunks > 1) ChunkWriter(graph).Write(FindChunkPlans(*graph, options));
+  if (options.decided.overlap.value_or(Overlap()).chunks > 1)
+    ChunkWriter(graph).Write(FindChunkPlans(*graph, options));
 }
 
 }  // namespace oneflow_like

@@ -58,6 +58,7 @@ RecomputeWays::RecomputeWays(CandidatePool* pool) : pool_(*pool), regions_(pool-
 void RecomputeWays::FindStages(const Compiled& base) {
   const Graph& graph = pool_.graph();
   const CompileOptions& options = pool_.options();
+  const Decisions& decided = options.decided;
   const std::vector<std::string>& open = pool_.regions();
   by_stage_.resize(pool_.ranks().size());
   if (open.empty()) return;
@@ -82,7 +83,7 @@ void RecomputeWays::FindStages(const Compiled& base) {
         if (segment.slice.Contains(graph.mesh().Coords(pool_.ranks()[s]))) region.stage = static_cast<int>(s);
       if (auto stage = stages.find(segment.slice); stage != stages.end())
         stashes =
-            ScheduleOf(options.schedule, shape, stage->second, options.exact_groups).Stashes(segment.chunk);
+            ScheduleOf(decided.schedule, shape, stage->second, decided.exact_groups).Stashes(segment.chunk);
     }
     for (size_t m = 1; m < modes.size(); ++m) {
       const auto mode = static_cast<size_t>(modes[m]);

@@ -9,7 +9,7 @@ namespace oneflow_like {
 class SignatureProblem::Axis : public AxisChoices {
  public:
   Axis(Graph* graph, const CompileOptions& options, int entry, NodesOfChoice* nodes)
-      : AxisChoices(graph, options, entry, nodes, /*open=*/!HasAxis(options.zero_axes, entry - 1)) {
+      : AxisChoices(graph, options, entry, nodes, /*open=*/!HasAxis(ZeroAxes(options.decided), entry - 1)) {
     for (int n : order_) {
       Enumerate(n);
       if (Open(graph_.node(n))) variables_.push_back(n);
@@ -385,7 +385,7 @@ VariableCuts SignatureProblem::CutsOf(const std::vector<int>& picks) const {
       const Sbp& sbp = sbps_[choices_[n][picks[n]].out[0]][entry];
       if (!sbp.is_split()) continue;
       cut.fixed[entry] = sbp;
-      const Role role = RoleOf(options_.roles, entry - 1);
+      const Role role = RoleOf(options_.asked.roles, entry - 1);
       if (role == Role::kBatch || role == Role::kContext || !ReadAsCut(node.out[0], entry, picks))
         cut.stored.insert(entry);
     }

@@ -37,7 +37,7 @@ KeptOfRegions KeptWith(Graph graph, const CompileOptions& options) {
 }
 
 std::vector<WaitPrice> PricesOfWaits(const Graph& graph, const CompileOptions& options) {
-  const Recompute otherwise = options.training ? options.training->recompute : Recompute::kNone;
+  const Recompute otherwise = options.decided.recompute;
   std::vector<WaitPrice> prices;
   std::set<std::string> known{""};
   for (int n : graph.Order())

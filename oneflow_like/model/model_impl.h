@@ -13,8 +13,8 @@
 #include "actor/runtime.h"
 #include "actor/trace.h"
 #include "compiler/compile.h"
-#include "compiler/decisions.h"
 #include "compiler/graph/graph.h"
+#include "compiler/plan/decisions.h"
 #include "core/device/backend.h"
 #include "oneflow_like/model.h"
 

@@ -185,11 +185,10 @@ ModelVariable& ModelImpl::Require(const std::string& name) {
   node.phase = Phase::kForward;  // of state it is the update's, and there is none here
   if (variable.on_host) node.attrs.Set(kOnHost, int64_t{1});
   alone.AddRaw(node, {{name, variable.dtype, variable.shape}});
-  CompileOptions compile;
-  compile.name = "variables";
-  compile.seed = options.seed;
-  compile.zero_axes = zero_axes;
-  const Compiled compiled = Compile(std::move(alone), compile);
+  Decisions decided{.mesh = mesh};
+  if (!zero_axes.empty()) decided.zero = options.zero.stage, decided.zero_axis = options.zero.axis;
+  const Compiled compiled =
+      Compile(std::move(alone), {{.name = "variables", .seed = options.seed}, decided, machine});
   for (const RankPlan& made : PlansOf(compiled, store->ranks())) Prepare(made.plan);
   variable.layout = compiled.graph.LayoutOf(0);
   return variable;

@@ -142,7 +142,8 @@ void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   if (bucket) model->zero.bucket_bytes = *bucket;
   train->micro_batches = micro_batches;
   train->schedule = schedule;
-  if (overlap) train->overlap.chunks = *overlap;
+  if (overlap) train->overlap = *overlap;
+  if (algorithms) model->collectives = ToText(*algorithms);
   if (reduce_dtype) train->reduce_dtype = *reduce_dtype, train->reduce_axis = reduce_axis;
   train->recompute = open_waits ? Recompute::kAuto : recompute;
   if (!open_waits) train->gather_again = GathersAgain(recompute);

@@ -138,7 +138,7 @@ void TrialPool::TryOne(TrialEntry* entry) const {
     const Simulated simulated = Simulate(session, machine_);
     trial.compiled = true;
     if (trial.plan.open_cuts || trial.plan.open_waits) {
-      const Decisions& decided = session.impl()->decisions;
+      const Decisions& decided = session.impl()->compiled.options.decided;
       trial.plan.stages = decided.stages;
       trial.plan.cuts = decided.cuts;
       trial.plan.waits = decided.waits;

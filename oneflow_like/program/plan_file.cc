@@ -65,9 +65,15 @@ std::optional<std::string> GathersAgainIn(const Decisions& d) {
 std::vector<std::pair<const char*, std::string>> SaidOfMessages(const Decisions& d) {
   const TrainingFlags& f = training_flags();
   std::vector<std::pair<const char*, std::string>> said;
-  if (d.overlap) said.push_back({"overlap", Cat(*d.overlap)});
+  if (d.overlap) said.push_back({"overlap", Cat(d.overlap->chunks)});
   if (d.prefetch) said.push_back({"prefetch", Cat(*d.prefetch)});
   if (d.bucket) said.push_back({"bucket", BytesOfBucket() == *d.bucket ? f.bucket : Cat(*d.bucket)});
+  if (d.algorithms) {
+    const bool same = ParseWantedAlgorithms(f.collective, "--collective") == *d.algorithms;
+    said.push_back({"collective", same                    ? f.collective
+                                  : d.algorithms->empty() ? "the cheapest"
+                                                          : ToText(*d.algorithms)});
+  }
   // Along an axis that the plan's mesh lacks sums are fp32 (OnMesh).
   const bool lacks = !f.reduce_axis.empty() && d.mesh.FindAxes(f.reduce_axis).empty();
   if (!d.reduce_dtype || (lacks && d.reduce_dtype == DType::kFloat32)) return said;
@@ -101,6 +107,13 @@ std::string ZeroAxisIn(const Decisions& d) {
   return d.zero == 0 || (!axes.empty() && axes == d.mesh.FindAxes(d.zero_axis)) ? flag : d.zero_axis;
 }
 
+// What a plan has for --offload: the flag's own value where that means the same.
+std::string OffloadIn(const Decisions& d) {
+  const std::string& flag = training_flags().offload;
+  const std::string said = OffloadText(d.offload);
+  return OffloadText(ParseOffload(flag, "--offload")) == said ? flag : said;
+}
+
 // The flag that says something else than a plan; empty: none.
 std::string Contradiction(const Decisions& d, const std::string& where) {
   const auto sentence = [&](const std::string& flag, const std::string& said) {
@@ -121,8 +134,7 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
       {"virtual_stages", Cat(d.virtual_stages)},
       {"zero", Cat(d.zero)},
       {"zero_axis", ZeroAxisIn(d)},
-      {"offload", d.offload == ParseOffload(training_flags().offload, "--offload") ? training_flags().offload
-                                                                                   : OffloadText(d.offload)},
+      {"offload", OffloadIn(d)},
       {"recompute", d.waits.empty() ? Name(WithoutGather(d.recompute)) : "auto"},
       {"sequence_parallel", text(d.sequence_parallel)},
       {"context_parallel", text(d.context_parallel)},

@@ -65,10 +65,11 @@ std::string AgreementText(const Session::Impl& session) {
   option("zero prefetch", model.zero.prefetch);
   option("zero small", model.zero.small);
   option("zero bucket_bytes", model.zero.bucket_bytes);
-  if (const auto& training = session.compiled.options.training) {
+  const CompileOptions& all = session.compiled.options;
+  if (const auto& training = all.asked.training) {
     option("recompute", Name(training->recompute));
-    option("reduce_dtype", Name(training->reduce_dtype));
-    option("reduce axes", session.compiled.graph.mesh().NameOf(training->reduce_axes));
+    option("reduce_dtype", Name(*all.decided.reduce_dtype));
+    option("reduce axes", all.decided.reduce_axis);
     const auto& gather = training->gather_again;
     option("gather_again", !gather ? "by default" : *gather ? "true" : "false");
   }

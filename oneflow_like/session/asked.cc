@@ -95,7 +95,7 @@ void SetLink(const ModelImpl& model, Topology* topology) {
   topology->links.back().bandwidth = bandwidth;
 }
 
-// CompileOptions::nodes: the processes of the job, or without one what the described devices are.
+// Machine::nodes: the processes of the job, or without one what the described devices are.
 std::vector<int> NodesOf(const ModelImpl& model) {
   const int world = model.mesh.size();
   std::vector<int> nodes(world, 0);
@@ -228,37 +228,45 @@ std::vector<int> AddOfLayers(const GraphOfModel& graph, std::map<std::string, in
   return no_room;
 }
 
+// Asked::given, but for what only trainings have.
+Decisions GivenBy(const ModelImpl& model, const SessionOptions& options) {
+  const Zero& zero = model.options.zero;
+  const Offload& offload = model.options.offload;
+  Decisions given{.mesh = model.mesh, .micro_batches = options.micro_batches, .schedule = options.schedule};
+  given.exact_groups = options.exact_groups;
+  given.virtual_stages = model.options.pipeline.virtual_stages;
+  if (!model.zero_axes.empty()) given.zero = zero.stage, given.zero_axis = zero.axis;
+  given.zero_small = zero.small;
+  given.offload = offload;
+  given.offload.choose = true;  // which is of what is open
+  given.logits_tile = options.logits_tile.value_or(0);
+  given.overlap = options.overlap;
+  given.bucket = zero.bucket_bytes;
+  given.prefetch = given.zero < 3 && offload.any() ? offload.prefetch : zero.prefetch;
+  given.algorithms = model.algorithms;
+  return given;
+}
+
 }  // namespace
 
-CompileOptions CompileOptionsOf(const Asked& asked, const Graph& graph) {
+CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, const Graph& graph) {
   const ModelImpl& model = asked.model();
   const SessionOptions& options = asked.options;
-  CompileOptions c;
-  c.name = options.name;
-  c.times = options.micro_batches;
-  c.schedule = options.schedule;
-  c.exact_groups = options.exact_groups;
-  c.seed = model.options.seed;
-  c.dtype = options.dtype;
-  c.machine = model.machine;
+  CompileOptions c{.decided = decisions, .machine = model.machine};
   SetLink(model, &c.machine.topology);
-  c.nodes = NodesOf(model);
-  c.algorithms = model.algorithms;
-  c.overlap = options.overlap;
-  c.roles = {BatchAxes(graph, options), model.mesh.FindAxes(options.parallel.tensor),
-             model.mesh.FindAxes(options.parallel.context)};
-  c.zero_axes = model.zero_axes;
-  c.zero_stage = model.options.zero.stage;
-  c.zero_prefetch = model.options.zero.prefetch;
-  c.zero_small = model.options.zero.small;
-  c.offload = model.options.offload;
+  c.machine.nodes = NodesOf(model);
+  c.asked.name = options.name;
+  c.asked.seed = model.options.seed;
+  c.asked.dtype = options.dtype;
+  c.asked.roles = {BatchAxes(graph, options), model.mesh.FindAxes(options.parallel.tensor),
+                   model.mesh.FindAxes(options.parallel.context)};
+  c.asked.training = asked.training;
+  c.asked.fuse = !model.options.check_nan;
+  c.asked.choose_host = model.options.offload.choose;
   for (const auto& [name, variable] : model.variables)
-    if (variable.on_host) c.on_host.insert(name);
-  c.bucket_bytes = model.options.zero.bucket_bytes;
-  c.fuse = !model.options.check_nan;
-  c.kernels = &model.registry;
-  c.kernel_threads = model.kernel_threads;
-  c.training = asked.training;
+    if (variable.on_host) c.asked.on_host.insert(name);
+  c.asked.kernels = &model.registry;
+  c.asked.kernel_threads = model.kernel_threads;
   return c;
 }
 
@@ -299,7 +307,7 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   AddReads(source, who, optimizer, &options);
   const std::vector<int> no_room = AddOfLayers(*source, &fetched, &options);
   if (!no_room.empty() && fetched.count(kRetried)) FailTaken(who, kRetried);
-  Asked asked{who, source, options, fetched};
+  Asked asked{who, source, options, GivenBy(*source->model, options), fetched};
   asked.training = Training{optimizer,         options.lr_schedule,
                             options.clip_norm, options.skip,
                             options.recompute, static_cast<bool>(options.lr_function),
@@ -307,13 +315,14 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   asked.training->source_values = source->num_values();
   asked.training->clip_value = options.clip_value;
   asked.training->clip_groups = options.clip_groups;
-  asked.training->reduce_dtype = options.reduce_dtype;
+  asked.given.reduce_dtype = options.reduce_dtype;
   if (!options.reduce_axis.empty())
-    asked.training->reduce_axes =
-        source->mesh().AxesOrFail(options.reduce_axis, Cat(asked.who, ": reduce_axis"));
+    asked.given.reduce_axis = source->mesh().NameOf(
+        source->mesh().AxesOrFail(options.reduce_axis, Cat(asked.who, ": reduce_axis")));
   asked.training->gather_again = options.gather_again;
   asked.training->no_room = no_room;
   if (options.gather_again == true) asked.training->recompute = WithGather(options.recompute);
+  if (options.recompute != Recompute::kAuto) asked.given.recompute = asked.training->recompute;
   asked.loss = loss.id();
   asked.line = line;
   asked.weights = options.weights;
@@ -330,7 +339,7 @@ Asked AskedOf(const std::map<std::string, Tensor>& outputs, const EvaluateOption
   GraphOfModel* source =
       outputs.empty() ? GraphOf(options.also[0], Cat(who, ": SessionOptions::also"))
                       : GraphOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
-  Asked asked{who, source, options, {}};
+  Asked asked{who, source, options, GivenBy(*source->model, options), {}};
   AddOutputs(source, who, options, outputs, &asked.fetched);
   asked.averages = options.weights;
   return asked;

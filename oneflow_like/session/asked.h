@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/decisions.h"
+#include "compiler/plan/decisions.h"
 #include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
@@ -15,6 +15,7 @@ struct Asked {
   std::string who;  // "Train at gpt.cc:12"
   GraphOfModel* source = nullptr;
   SessionOptions options;
+  Decisions given;                     // by the options; the rest is for Decide
   std::map<std::string, int> fetched;  // values by output
   // Of a training, else of an evaluation.
   std::optional<Training> training = {};
@@ -37,7 +38,7 @@ Asked AskedOf(const std::map<std::string, Tensor>& outputs, const EvaluateOption
 Graph GraphOf(const Asked& asked, const Decisions& decisions);
 // Parts of the tokens of a step: micro-batches, times devices that the batch and sequences are cut over.
 int64_t PartsOfTokens(const Asked& asked, const Graph& graph);
-// Of a graph of GraphOf, whatever was decided.
-CompileOptions CompileOptionsOf(const Asked& asked, const Graph& graph);
+// Of a graph of GraphOf.
+CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, const Graph& graph);
 
 }  // namespace oneflow_like

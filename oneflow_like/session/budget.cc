@@ -48,6 +48,7 @@ void CheckVariables(const Asked& asked, const Budget& budget, const Graph& place
                     const CompileOptions& options) {
   if (budget.bytes == 0 || !(budget.waits || budget.cuts)) return;
   const Mesh& mesh = placed.mesh();
+  const MeshAxes zero_axes = ZeroAxes(options.decided);
   double all = 0;  // bytes, of all devices
   for (int n = 0; n < placed.num_nodes(); ++n) {
     const Node& node = placed.node(n);
@@ -58,9 +59,8 @@ void CheckVariables(const Asked& asked, const Budget& budget, const Graph& place
     for (int a = 0; a < mesh.rank() && !budget.cuts; ++a) {
       const auto fixed = node.fixed.find(1 + a);
       const bool whole =
-          fixed != node.fixed.end() ? !fixed->second.is_split() : HasAxis(options.roles.batch, a);
-      if (whole && !HasAxis(options.zero_axes, a) && node.slice.fixed[a] == Slice::kFree)
-        copies *= mesh.axis_size(a);
+          fixed != node.fixed.end() ? !fixed->second.is_split() : HasAxis(options.asked.roles.batch, a);
+      if (whole && !HasAxis(zero_axes, a) && node.slice.fixed[a] == Slice::kFree) copies *= mesh.axis_size(a);
     }
     all += copies * static_cast<double>(value.shape.elements()) * static_cast<double>(SizeOf(value.dtype));
   }

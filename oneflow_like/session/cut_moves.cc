@@ -22,8 +22,8 @@ Graph WithLoadedClosed(const ModelImpl& model, Graph graph) {
 
 CutMoves::CutMoves(const ModelImpl& model, Graph placed, const CompileOptions& options)
     : model_(model),
-      roles_(options.roles),
-      zero_axes_(options.zero_axes),
+      roles_(options.asked.roles),
+      zero_axes_(ZeroAxes(options.decided)),
       search_(WithLoadedClosed(model, std::move(placed)), options) {}
 
 VariableCuts CutMoves::At(double price) const {

@@ -342,7 +342,7 @@ struct Searched {
 
 Searched Search(const Asked& asked, const Budget& budget, const Decisions& given) {
   Searched found{.given = given};
-  const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, given));
+  const CompileOptions options = CompileOptionsOf(asked, given, GraphOf(asked, given));
   Question q{asked, budget, options, given};
   if (budget.cuts || asked.training) {
     Graph placed = Passed(asked, given, options, kBeforeCuts);
@@ -358,7 +358,7 @@ Searched Search(const Asked& asked, const Budget& budget, const Decisions& given
 
 // With other decisions, and the cuts that were found.
 Searched WithCutsOf(const Asked& asked, const Budget& budget, Searched found, const Decisions& given) {
-  const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, given));
+  const CompileOptions options = CompileOptionsOf(asked, given, GraphOf(asked, given));
   const Question q{asked, budget, options, given};
   found.given = given;
   found.plan = Within(q, found.plan.cuts);
@@ -377,7 +377,7 @@ int64_t OtherTile(const Asked& asked, const Budget& budget, const Decisions& giv
 
 // Estimated seconds of a step with these blocks and cuts that keeps all.
 double SecondsOfAllKept(const Asked& asked, const Budget& budget, const Searched& found) {
-  const CompileOptions options = CompileOptionsOf(asked, GraphOf(asked, found.given));
+  const CompileOptions options = CompileOptionsOf(asked, found.given, GraphOf(asked, found.given));
   const Question q{asked, budget, options, found.given};
   RecomputeSearch plans = PlansOf(q, found.plan.stages, found.plan.cuts);
   return plans.All(plans.modes().front()).seconds;
@@ -407,25 +407,7 @@ Searched WithLogits(const Asked& asked, const Budget& budget, const Decisions& g
 
 Decided Decide(const Asked& asked, const Budget& budget) {
   const ModelImpl& model = asked.model();
-  Decisions given;
-  given.mesh = asked.model().mesh;
-  given.micro_batches = asked.options.micro_batches;
-  given.schedule = asked.options.schedule;
-  given.virtual_stages = asked.model().options.pipeline.virtual_stages;
-  const Zero& zero = asked.model().options.zero;
-  given.zero = asked.model().zero_axes.empty() ? 0 : zero.stage;
-  if (given.zero > 0) given.zero_axis = zero.axis;
-  const Offload& offload = asked.model().options.offload;
-  given.offload = ParseOffload(OffloadText(offload), "offload");  // no more than a text holds
-  if (asked.training) {
-    given.reduce_dtype = asked.training->reduce_dtype;
-    given.reduce_axis = given.mesh.NameOf(asked.training->reduce_axes);
-  }
-  given.overlap = asked.options.overlap.chunks;
-  given.bucket = zero.bucket_bytes;
-  given.prefetch = given.zero < 3 && offload.any() ? offload.prefetch : zero.prefetch;
-  if (asked.training && asked.training->recompute != Recompute::kAuto)
-    given.recompute = asked.training->recompute;
+  Decisions given = asked.given;
   given.stages = DivisionOf(*asked.source);
   given.logits_tile = asked.options.logits_tile.value_or(0);
   if (const auto& plan = asked.model().options.plan) {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "compiler/decisions.h"
+#include "compiler/plan/decisions.h"
 #include "oneflow_like/session/budget.h"
 
 namespace oneflow_like {

@@ -28,7 +28,7 @@ std::string BoxingLines(const Compiled& compiled) {
 }
 
 std::string OverlapLines(const Compiled& compiled) {
-  if (compiled.options.overlap.chunks == 1) return "";
+  if (compiled.options.decided.overlap.value_or(Overlap()).chunks == 1) return "";
   const Overlapped all = OverlappedIn(compiled);
   std::string text = Cat("\n", OverlapText(compiled));
   for (const auto* nodes : {&all.products, &all.behind})

@@ -465,7 +465,8 @@ void Session::Close() {
 }
 
 SavedPlan Session::Plan() const {
-  return {impl_->decisions, MarkOf(*impl_->model), MachineText(impl_->model->machine)};
+  return {impl_->compiled.options.decided, MarkOf(*impl_->model),
+          MachineText(impl_->compiled.options.machine)};
 }
 
 int64_t Session::next_step() const { return impl_ ? impl_->model->steps[impl_->options.name].next : 0; }

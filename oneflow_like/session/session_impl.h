@@ -19,7 +19,6 @@ struct Session::Impl {
   std::shared_ptr<ModelImpl> model;  // first, so that it is destroyed last
   Compiled compiled;
   SessionOptions options;
-  Decisions decisions = {};
   // Of a training: what ways for values to wait would keep and repeat. Passes run for it. The Impl outlives
   // it.
   std::function<std::vector<WaitPrice>()> wait_prices = {};

@@ -435,7 +435,7 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
 }
 
 std::string OverlapText(const Compiled& compiled) {
-  if (compiled.options.overlap.chunks == 1) return "";
+  if (compiled.options.decided.overlap.value_or(Overlap()).chunks == 1) return "";
   const Overlapped all = OverlappedIn(compiled);
   const std::string second =
       compiled.logical.beside > 1 ? "two micro-batches at a time, each beside the other's messages\n" : "";
@@ -501,7 +501,7 @@ std::string Session::SummaryText() const {
                 SecondsText(stage.seconds), line);
   }
   text += RecomputeText(compiled);
-  if (const int64_t tile = impl_->decisions.logits_tile; tile > 0)
+  if (const int64_t tile = compiled.options.decided.logits_tile; tile > 0)
     text += Cat("logits: at most ", tile, " rows at a time\n");
   text += OverlapText(compiled);
   text += AlgorithmsText(compiled);

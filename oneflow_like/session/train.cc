@@ -99,11 +99,11 @@ class ModelChange {
 Asked AskedWithMoreRoom(const Asked& asked) {
   Asked more = asked;
   more.training->has_more_room = true;
-  more.training->recompute = Recompute::kFull;
-  more.options.overlap = {};
   return more;
 }
 Decisions ComputedAgain(Decisions decisions) {
+  decisions.recompute = Recompute::kFull;
+  decisions.overlap = Overlap();
   for (auto& [region, how] : decisions.waits) how = Recompute::kFull;
   return decisions;
 }
@@ -117,7 +117,7 @@ std::shared_ptr<const Graph> SignedForRetries(const Asked& asked, const Budget& 
       budget.bytes > 0 || budget.cuts || !decisions.waits.empty() || !decisions.cuts.empty();
   const Asked from = searched ? asked : AskedWithMoreRoom(asked);
   Graph graph = GraphOf(from, decisions);
-  const CompileOptions options = CompileOptionsOf(from, graph);
+  const CompileOptions options = CompileOptionsOf(from, decisions, graph);
   return std::make_shared<const Graph>(RunPasses("", "choose_signatures", std::move(graph), options));
 }
 
@@ -127,7 +127,7 @@ std::unique_ptr<Session::Impl> CompileSession(const Asked& asked, const Budget& 
                                               const Decisions& decisions, std::vector<ModelVariable>* state) {
   ModelImpl& model = asked.model();
   Graph graph = GraphOf(asked, decisions);
-  CompileOptions options = CompileOptionsOf(asked, graph);
+  CompileOptions options = CompileOptionsOf(asked, decisions, graph);
   std::string input_graph;
   const WholeFn whole = [&](const Graph& g) {
     *state = NewState(Cat("session ", asked.options.name), model, g);
@@ -135,17 +135,17 @@ std::unique_ptr<Session::Impl> CompileSession(const Asked& asked, const Budget& 
   };
   try {
     const bool retries = asked.training && !asked.training->no_room.empty();
-    if (retries) options.signed_as = SignedForRetries(asked, budget, decisions);
+    if (retries) options.asked.signed_as = SignedForRetries(asked, budget, decisions);
     std::unique_ptr<Session::Impl> impl(new Session::Impl{
         model.shared_from_this(),
         Compile(std::move(graph), options, Dumper(model, asked.options.name), whole), asked.options});
-    impl->decisions = decisions;
     impl->input_graph = std::move(input_graph);
     if (retries) {
       const Asked more = AskedWithMoreRoom(asked);
-      Graph larger = GraphOf(more, ComputedAgain(decisions));
-      CompileOptions same = CompileOptionsOf(more, larger);
-      same.signed_as = options.signed_as;
+      const Decisions again = ComputedAgain(decisions);
+      Graph larger = GraphOf(more, again);
+      CompileOptions same = CompileOptionsOf(more, again, larger);
+      same.asked.signed_as = options.asked.signed_as;
       impl->retries = std::make_shared<Retries>(Compile(std::move(larger), same), asked.options.name);
     }
     return impl;
@@ -169,11 +169,11 @@ Session SessionOf(const Asked& asked) {
   std::unique_ptr<Session::Impl> impl = CompileSession(asked, budget, decided.decisions, &state);
   impl->trains = asked.training.has_value();
   if (impl->trains)
-    impl->wait_prices = [asked, decisions = impl->decisions, &options = impl->compiled.options] {
+    impl->wait_prices = [asked, decisions = decided.decisions, &options = impl->compiled.options] {
       return PricesOfWaits(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);
     };
   // What is said of a plan is all of it; nothing moves these blocks.
-  impl->decisions.stages.merge(DivisionOfOptions(*asked.source));
+  impl->compiled.options.decided.stages.merge(DivisionOfOptions(*asked.source));
   if (asked.check_finite) impl->finite = "loss";
   for (int n : impl->compiled.graph.Order()) {
     const Node& node = impl->compiled.graph.node(n);

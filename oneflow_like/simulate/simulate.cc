@@ -58,7 +58,7 @@ class CollectiveLoads {
         machine_(machine),
         threads_(threads),
         acting_(acting),
-        costs_(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared}) {}
+        costs_(compiled.graph, compiled.options.machine.nodes, {machine.topology, machine.shared}) {}
 
   VirtualLoad Of(const plan::Collective& collective, int rank) {
     const int64_t segment = collective.id();

@@ -1,6 +1,6 @@
 // Decisions as text: what is written reads back, and other text is refused or reads as some that does.
 // ctest: asan=20
-#include "compiler/decisions.h"
+#include "compiler/plan/decisions.h"
 
 #include <gtest/gtest.h>
 
@@ -35,9 +35,17 @@ class Draw {
     const std::array types = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
     if (Below(2)) d.reduce_dtype = types[Below(3)];
     if (d.reduce_dtype && d.mesh.rank() > 1 && Below(2)) d.reduce_axis = d.mesh.NameOf(MeshAxes{Below(2)});
-    if (Below(2)) d.overlap = 1 + Below(64);
+    if (Below(2)) d.overlap = {.chunks = 1 + Below(64), .always = Below(2) == 1};
+    if (d.overlap && Below(2)) d.overlap->gain = Below(1000) / 1001.;
     if (Below(2)) d.bucket = int64_t{Below(1 << 20)} << Below(40);
     if (Below(2)) d.prefetch = Below(9);
+    const std::array wanted = {"", "ring", "all_reduce:tree", "all_gather:direct,reduce_scatter:ring"};
+    if (Below(2)) d.algorithms = ParseWantedAlgorithms(wanted[Below(4)], "drawn");
+    d.exact_groups = Below(2) == 1;
+    if (Below(2)) d.zero_small = Below(5000);
+    if (Below(2)) d.offload = {.optimizer = Below(2) ? 1 : .5, .tables = Below(2) == 1};
+    d.offload.prefetch = Below(2) ? Below(9) : d.prefetch.value_or(1);
+    if (Below(2)) d.offload.small = Below(5000);
     for (int i = Below(3); i > 0; --i)
       for (int stage = 1 + Below(4); stage > 0; --stage) d.stages[Name()].push_back(Below(9));
     std::erase_if(d.stages, [](const auto& stack) { return stack.second.empty(); });
@@ -127,14 +135,16 @@ TEST(Decisions, WhatAnOlderPlanLacksIsLeftOpen) {
   SavedPlan plan{.decisions = {.mesh = Mesh::Parse("cpu:dp=2")}, .model = "m", .machine = "n"};
   const std::string old = ToText(plan);
   plan.decisions.reduce_dtype = DType::kBFloat16;
-  plan.decisions.overlap = 2;
+  plan.decisions.overlap = {.chunks = 2};
   plan.decisions.bucket = 0;
-  plan.decisions.prefetch = 0;
-  const std::string text = ToText(plan), lines = "reduce_dtype bf16\noverlap 2\nbucket 0\nprefetch 0\n";
+  plan.decisions.prefetch = plan.decisions.offload.prefetch = 0;
+  plan.decisions.algorithms = WantedAlgorithms();
+  const std::string text = ToText(plan),
+                    lines = "reduce_dtype bf16\noverlap 2\nbucket 0\nprefetch 0\ncollectives cheapest\n";
   ASSERT_NE(text.find(lines), std::string::npos) << text;
   EXPECT_EQ(std::string(text).replace(text.find(lines), lines.size(), ""), old);
   const Decisions d = ParseSavedPlan(old).decisions;
-  EXPECT_FALSE(d.reduce_dtype || d.overlap || d.bucket || d.prefetch);
+  EXPECT_FALSE(d.reduce_dtype || d.overlap || d.bucket || d.prefetch || d.algorithms);
 }
 
 TEST(Decisions, RefusalsSayTheLine) {
@@ -165,6 +175,12 @@ TEST(Decisions, RefusalsSayTheLine) {
   EXPECT_EQ(error("zero 0\n", "zero 0\nreduce_dtype bf16 over cp\n").substr(0, 24),
             "the line 'reduce_dtype':");
   EXPECT_EQ(error("zero 0\n", "zero 0\noverlap 0\n"), "line 9: '0' is no number from 1 to 1048576");
+  for (const char* bad :
+       {"4 gain", "4 gain 1", "4 gain x", "4 always always", "4 always gain 0.5", "4  always"})
+    EXPECT_EQ(error("zero 0\n", Cat("zero 0\noverlap ", bad, "\n")),
+              Cat("line 9: '", bad, "' says nothing of overlap such as 4 or 4 gain 0.5 always"));
+  EXPECT_EQ(error("zero 0\n", "zero 0\ncollectives fastest\n").substr(0, 47),
+            "line 9: it: 'fastest' is no algorithm of collec");
   EXPECT_EQ(error("zero 0\n", "zero 0\nprefetch -1\n"), "line 9: '-1' is no number from 0 to 1048576");
   EXPECT_EQ(error("zero 0\n", "zero 0\r\n"),
             "line 8: it ends with a carriage return; lines end with a newline alone");

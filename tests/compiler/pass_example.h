@@ -246,26 +246,29 @@ class PassRun {
  public:
   explicit PassRun(const PassExample& example)
       : example_(example), graph_(ParseGraph(BuiltinCatalog(), example.graph)) {
-    options_.times = graph_.times();
+    Decisions& decided = options_.decided;
+    decided.mesh = graph_.mesh();
+    decided.micro_batches = graph_.times();
     for (PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::kZeroBubble})
-      if (example.Option("schedule", "1f1b") == Name(schedule)) options_.schedule = schedule;
-    if (example.options.count("zero"))
-      options_.zero_axes = graph_.mesh().AxesOrFail(example.Option("zero", ""), "zero");
-    options_.zero_stage = std::stoi(example.Option("stage", "1"));
-    options_.zero_small = std::stoi(example.Option("small", "4096"));
-    options_.offload = ParseOffload(example.Option("offload", ""), "offload");
-    options_.offload.small = options_.zero_small;
-    options_.overlap.chunks = std::stoi(example.Option("overlap", "1"));
-    options_.overlap.always = example.Option("always", "no") == "yes";
+      if (example.Option("schedule", "1f1b") == Name(schedule)) decided.schedule = schedule;
+    if (example.options.count("zero")) {
+      decided.zero = std::stoi(example.Option("stage", "1"));
+      decided.zero_axis = graph_.mesh().NameOf(graph_.mesh().AxesOrFail(example.Option("zero", ""), "zero"));
+    }
+    decided.zero_small = std::stoi(example.Option("small", "4096"));
+    decided.offload = ParseOffload(example.Option("offload", ""), "offload");
+    decided.offload.small = decided.zero_small;
+    decided.overlap = {.chunks = std::stoi(example.Option("overlap", "1")),
+                       .always = example.Option("always", "no") == "yes"};
     if (example.options.count("link"))
       options_.machine.topology.links[0].bandwidth = std::stod(example.Option("link", ""));
     if (example.options.count("node")) SetLinks();
-    options_.algorithms = ParseWantedAlgorithms(example.Option("collective", ""), "collective");
-    options_.bucket_bytes = std::stoi(example.Option("bucket", "0"));
-    options_.roles = {graph_.mesh().FindAxes(example.Option("batch", "")),
-                      graph_.mesh().FindAxes(example.Option("tensor", "")),
-                      graph_.mesh().FindAxes(example.Option("context", ""))};
-    if (!ParseDType(example.Option("dtype", "f32"), &options_.dtype))
+    decided.algorithms = ParseWantedAlgorithms(example.Option("collective", ""), "collective");
+    decided.bucket = std::stoi(example.Option("bucket", "0"));
+    options_.asked.roles = {graph_.mesh().FindAxes(example.Option("batch", "")),
+                            graph_.mesh().FindAxes(example.Option("tensor", "")),
+                            graph_.mesh().FindAxes(example.Option("context", ""))};
+    if (!ParseDType(example.Option("dtype", "f32"), &options_.asked.dtype))
       Fail("there is no type ", example.Option("dtype", ""));
     SetTraining();
   }
@@ -315,7 +318,8 @@ class PassRun {
 
   void SetLinks() {
     const int node = std::stoi(example_.Option("node", ""));
-    for (int rank = 0; rank < graph_.mesh().size(); ++rank) options_.nodes.push_back(rank / node * node);
+    for (int rank = 0; rank < graph_.mesh().size(); ++rank)
+      options_.machine.nodes.push_back(rank / node * node);
     std::vector<Topology::Link>& links = options_.machine.topology.links;
     Topology::Link link = links[0];
     links.clear();
@@ -333,11 +337,11 @@ class PassRun {
       return std::stod(example_.Option(key, otherwise));
     };
     const double lr = number("lr", "0.1"), decay = number("weight_decay", "0"), clip = number("clip", "0");
-    if (op == "sgd") options_.training = Training{Sgd{.lr = lr, .weight_decay = decay}, {}, clip};
-    if (op == "adam") options_.training = Training{Adam{.lr = lr, .weight_decay = decay}, {}, clip};
-    if (op == "adamw") options_.training = Training{AdamW{.lr = lr, .weight_decay = decay}, {}, clip};
+    if (op == "sgd") options_.asked.training = Training{Sgd{.lr = lr, .weight_decay = decay}, {}, clip};
+    if (op == "adam") options_.asked.training = Training{Adam{.lr = lr, .weight_decay = decay}, {}, clip};
+    if (op == "adamw") options_.asked.training = Training{AdamW{.lr = lr, .weight_decay = decay}, {}, clip};
     if (const std::string to = example_.Option("reduce", ""); !to.empty())
-      if (!ParseDType(to, &options_.training.value().reduce_dtype)) Fail("there is no type ", to);
+      if (!ParseDType(to, &options_.decided.reduce_dtype.emplace())) Fail("there is no type ", to);
   }
 
   const PassExample& example_;

@@ -41,7 +41,7 @@ class LayerByLayer {
     graph_[0] = RunPasses("", kBeforeWaits, std::move(graph_[0]), compiled.options);
     for (const auto& [path, setting] : graph_[0].regions().all()) layers_.push_back(path);
     options_ = compiled.options;
-    options_.training->recompute = Recompute::kAuto;
+    options_.asked.training->recompute = Recompute::kAuto;
   }
 
   struct Plan {

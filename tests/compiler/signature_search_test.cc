@@ -104,9 +104,9 @@ class GraphDrawer {
     const char* meshes[] = {"cpu:a=2", "cpu:a=3", "cpu:a=4", "cpu:a=2,b=2", "cpu:a=3,b=2"};
     const Mesh mesh = Mesh::Parse(meshes[Below(5)]);
     drawn.model = std::make_unique<Model>(mesh);
-    drawn.options.times = Below(4) == 0 ? 2 : 1;
+    drawn.options.decided.micro_batches = Below(4) == 0 ? 2 : 1;
     SetMachine(&drawn.options.machine);
-    if (Below(4) == 0) drawn.options.roles.tensor = {0};
+    if (Below(4) == 0) drawn.options.asked.roles.tensor = {0};
     scope_ = drawn.model->scope();
     pool_.push_back(drawn.model->Input("x", {Extent(), Extent()}, DType::kFloat32, {}, 0));
     const bool trains = Below(2) == 0;
@@ -120,13 +120,13 @@ class GraphDrawer {
       graph = drawn.model->impl()->graph;
       roots.push_back(graph.AddTrain(loss.id(), {}));
       roots.push_back(graph.AddFetch("loss", loss.id()));
-      drawn.options.training =
+      drawn.options.asked.training =
           Training{.optimizer = Below(2) == 0 ? Optimizer(Sgd{.lr = 0.1}) : Optimizer(AdamW{.lr = 0.1})};
     } else {
       roots.push_back(graph.AddFetch("y", pool_.back().id()));
     }
     graph.KeepOnly(roots);
-    graph.set_times(drawn.options.times);
+    graph.set_times(drawn.options.decided.micro_batches);
     for (const Pass& pass : Passes()) {
       pass.run(&graph, drawn.options);
       if (pass.leaves == Level::kPlaced) break;
@@ -239,7 +239,7 @@ void ExpectTheBestOfAll(int most_graphs) {
       Graph whole = *drawn.graph;
       ChooseSignatures(&whole, drawn.options);
     } catch (const Error&) {  // something needs the batch that micro-batches cut
-      drawn.graph->set_times(drawn.options.times = 1);
+      drawn.graph->set_times(drawn.options.decided.micro_batches = 1);
     }
     const SignatureProblem problem(*drawn.graph, drawn.options);
     const std::vector<int> picks = problem.Solve();
@@ -252,7 +252,7 @@ void ExpectTheBestOfAll(int most_graphs) {
     }
     ++graphs;
     two_axes += problem.graph().mesh().rank() > 1 ? 1 : 0;
-    trained += drawn.options.training ? 1 : 0;
+    trained += drawn.options.asked.training ? 1 : 0;
     EXPECT_LE(found, *least * 1.01) << "seed " << seed;
     equal += found <= *least * (1 + 1e-9) ? 1 : 0;
   }
@@ -275,9 +275,10 @@ TEST(SignatureSearch, NarrowSumsCostWhatTheySend) {
     Graph graph = model.impl()->graph;
     graph.KeepOnly({graph.AddTrain(loss.id(), {})});
     CompileOptions options;
-    options.training = Training{.optimizer = Sgd{.lr = 0.1}};
-    options.training->reduce_dtype = to;
-    options.training->reduce_axes = std::move(along);
+    options.asked.training = Training{.optimizer = Sgd{.lr = 0.1}};
+    options.decided.mesh = graph.mesh();
+    options.decided.reduce_dtype = to;
+    options.decided.reduce_axis = graph.mesh().NameOf(along);
     Machine& machine = options.machine;
     machine.flops = machine.narrow_flops = machine.topology.memory_bandwidth = 1e18;
     machine.topology.links[0] = {.bandwidth = 1e6};
@@ -303,7 +304,7 @@ TEST(SignatureSearch, BytesCostTheirPrice) {
   int priced = 0;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     RandomGraph drawn = GraphDrawer(seed).Draw();
-    drawn.graph->set_times(drawn.options.times = 1);
+    drawn.graph->set_times(drawn.options.decided.micro_batches = 1);
     const SignatureProblem problem(*drawn.graph, drawn.options), other(*drawn.graph, drawn.options);
     const std::vector<int> picks = problem.Solve();
     const double seconds = problem.Cost(picks);

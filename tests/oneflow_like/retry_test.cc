@@ -429,7 +429,7 @@ TEST(Retry, SavedPlansRepeat) {
   setting.recompute = Recompute::kNone;
   const RetryModel read(setting, o, 2, nullptr, {.plan = found.train->Plan().decisions});
   const auto signed_as = [](const RetryModel& of) {
-    const Graph& graph = *of.train->impl()->compiled.options.signed_as;
+    const Graph& graph = *of.train->impl()->compiled.options.asked.signed_as;
     std::string text;
     for (int n : graph.Order())
       for (int v : graph.node(n).out) text += Cat(graph.node(n).name, " ", graph.value(v).shape.str(), "\n");

@@ -84,7 +84,7 @@ TEST(Roles, TheAxisOfInputsIsTheBatchs) {
     TrainOptions options;
     options.parallel = roles;
     Tensor h = matmul(x + y, model.scope().Weight("w", {4, 4}, Normal(.1)));
-    return Train(mean(h), Sgd{.lr = .1}, options).impl()->compiled.options.roles.batch;
+    return Train(mean(h), Sgd{.lr = .1}, options).impl()->compiled.options.asked.roles.batch;
   };
   EXPECT_EQ(cut({{"dp", S(0)}}, {}, {}), MeshAxes{0});
   EXPECT_EQ(cut({}, {{"ep", S(0)}}, {}), MeshAxes{1});

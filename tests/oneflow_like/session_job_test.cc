@@ -206,7 +206,7 @@ TEST(SessionJobTest, CollectivesBetweenProcessesAreNamed) {
     std::set<std::string> all;
     for (int n : compiled.graph.Order())
       if (IsCollective(compiled.graph.node(n))) all.insert(AlgorithmText(compiled.graph.node(n)));
-    return std::pair(compiled.options.nodes, all);
+    return std::pair(compiled.options.machine.nodes, all);
   };
   for (const std::string& error : RunProcesses(3, [&](std::shared_ptr<Job> job) {
          const auto& [nodes, cheapest] = named("cpu:dp=6", {.job = job});

@@ -454,7 +454,8 @@ TEST(Simulate, CollectivesTakeWhatTheirAlgorithmCosts) {
       const Session session = program.MakeTrain();
       const Machine machine = ReadTopology(given.model_options.topology);
       const Compiled& compiled = session.impl()->compiled;
-      CollectiveCosts costs(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared});
+      CollectiveCosts costs(compiled.graph, compiled.options.machine.nodes,
+                            {machine.topology, machine.shared});
       double expected = 0;
       int large = 0;
       for (int n : compiled.graph.Order()) {
@@ -471,8 +472,9 @@ TEST(Simulate, CollectivesTakeWhatTheirAlgorithmCosts) {
           EXPECT_EQ(named->algorithm, CollectiveAlgorithm::kTwoLevel) << compiled.graph.Describe(n);
           EXPECT_EQ(named->unit, 4);
           ++large;
-        } else if (const auto at = compiled.options.algorithms.find(compiled.graph.node(n).primitive);
-                   at != compiled.options.algorithms.end()) {
+        } else if (const auto at =
+                       compiled.options.decided.algorithms->find(compiled.graph.node(n).primitive);
+                   at != compiled.options.decided.algorithms->end()) {
           EXPECT_EQ(Name(named->algorithm), wanted);
         }
       }

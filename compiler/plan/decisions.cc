@@ -1,6 +1,6 @@
 // A line for each decision, its name first; names of weights, regions and stacks end their lines, as they may
 // hold anything.
-#include "compiler/decisions.h"
+#include "compiler/plan/decisions.h"
 
 #include <array>
 #include <charconv>
@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "core/error.h"
@@ -145,6 +146,39 @@ void ParseReduceType(std::string_view rest, Decisions* d) {
   if (d->reduce_axis.empty()) Fail("it names no axis of sums");
 }
 
+void ParseWhatIsOnHost(std::string_view rest, Offload* offload) {
+  const Offload before = std::exchange(*offload, ParseOffload(std::string(rest), "it"));
+  offload->prefetch = before.prefetch;
+  offload->small = before.small;
+}
+
+// "4", or with what is not as by default "4 gain 0.5" and "4 always".
+Overlap ParseOverlap(std::string_view rest) {
+  const std::vector<std::string_view> words = SplitAt(rest, ' ');
+  Overlap overlap{.chunks = static_cast<int>(ParseNumber(words[0], 1, kMostNumber))};
+  for (size_t w = 1; w < words.size(); ++w) {
+    const std::string_view gain = w + 1 < words.size() ? words[w + 1] : "";
+    if (words[w] == "always" && !overlap.always)
+      overlap.always = true;
+    else if (const auto [end, error] = std::from_chars(gain.data(), gain.data() + gain.size(), overlap.gain);
+             words[w] == "gain" && w == 1 && error == std::errc() && end == gain.data() + gain.size() &&
+             overlap.gain >= 0 && overlap.gain < 1)
+      ++w;
+    else
+      Fail("'", rest, "' says nothing of overlap such as 4 or 4 gain 0.5 always");
+  }
+  return overlap;
+}
+
+std::string ToText(const Overlap& overlap) {
+  char gain[32];
+  const std::string_view number(gain, std::to_chars(gain, gain + sizeof gain, overlap.gain).ptr);
+  const bool usual = overlap.gain == Overlap().gain;
+  return Cat(overlap.chunks, usual ? "" : " gain ", usual ? "" : number, overlap.always ? " always" : "");
+}
+
+constexpr std::string_view kCheapest = "cheapest";  // of collectives
+
 // What a line says, by its first word.
 void ParseLine(std::string_view line, SavedPlan* plan) {
   Decisions& d = plan->decisions;
@@ -166,7 +200,7 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
   else if (what == "recompute")
     d.recompute = ParseName<Recompute>(rest, kRecomputeModes);
   else if (what == "offload")
-    d.offload = ParseOffload(std::string(rest), "it");
+    ParseWhatIsOnHost(rest, &d.offload);
   else if (what == "sequence_parallel")
     d.sequence_parallel = ParseNumber(rest, 0, 1) == 1;
   else if (what == "context_parallel")
@@ -178,11 +212,21 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
   else if (what == "reduce_dtype")
     ParseReduceType(rest, &d);
   else if (what == "overlap")
-    d.overlap = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
+    d.overlap = ParseOverlap(rest);
   else if (what == "bucket")
     d.bucket = ParseNumber(rest, 0, INT64_MAX);
   else if (what == "prefetch")
     d.prefetch = static_cast<int>(ParseNumber(rest, 0, kMostNumber));
+  else if (what == "exact_groups")
+    d.exact_groups = ParseNumber(rest, 1, 1) == 1;
+  else if (what == "zero_small")
+    d.zero_small = ParseNumber(rest, 0, INT64_MAX);
+  else if (what == "host_prefetch")
+    d.offload.prefetch = static_cast<int>(ParseNumber(rest, 0, kMostNumber));
+  else if (what == "host_small")
+    d.offload.small = ParseNumber(rest, 0, INT64_MAX);
+  else if (what == "collectives")
+    d.algorithms = rest == kCheapest ? WantedAlgorithms() : ParseWantedAlgorithms(std::string(rest), "it");
   else if (what == "blocks")
     ParseStages(rest, &d.stages);
   else if (what == "wait" || what == "weight")
@@ -193,6 +237,10 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
 
 }  // namespace
 
+MeshAxes ZeroAxes(const Decisions& decisions) {
+  return decisions.zero > 0 ? decisions.mesh.FindAxes(decisions.zero_axis) : MeshAxes();
+}
+
 std::string ToText(const SavedPlan& plan) {
   const Decisions& d = plan.decisions;
   std::string text =
@@ -202,15 +250,25 @@ std::string ToText(const SavedPlan& plan) {
           Name(d.recompute), d.offload.any() ? "\noffload " + OffloadText(d.offload) : "",
           "\nsequence_parallel ", d.sequence_parallel ? 1 : 0, "\n");
   // Older plans have none of these lines.
-  for (const auto& [name, on] : {std::pair{"context_parallel", d.context_parallel}, {"ulysses", d.ulysses}})
+  for (const auto& [name, on] : {std::pair{"context_parallel", d.context_parallel},
+                                 {"ulysses", d.ulysses},
+                                 {"exact_groups", d.exact_groups}})
     if (on) text += Cat(name, " 1\n");
-  if (d.logits_tile > 0) text += Cat("logits_tile ", d.logits_tile, "\n");
+  const Decisions usual;
+  const Offload host{.prefetch = d.prefetch.value_or(usual.offload.prefetch)};
+  for (const auto& [name, number, otherwise] : {std::tuple{"logits_tile", d.logits_tile, usual.logits_tile},
+                                                {"zero_small", d.zero_small, usual.zero_small},
+                                                {"host_small", d.offload.small, host.small},
+                                                {"host_prefetch", d.offload.prefetch, host.prefetch}})
+    if (number != otherwise) text += Cat(name, " ", number, "\n");
   if (d.reduce_dtype)
     text += Cat("reduce_dtype ", Name(*d.reduce_dtype), d.reduce_axis.empty() ? "" : " over " + d.reduce_axis,
                 "\n");
-  if (d.overlap) text += Cat("overlap ", *d.overlap, "\n");
+  if (d.overlap) text += Cat("overlap ", ToText(*d.overlap), "\n");
   if (d.bucket) text += Cat("bucket ", *d.bucket, "\n");
   if (d.prefetch) text += Cat("prefetch ", *d.prefetch, "\n");
+  if (d.algorithms)
+    text += Cat("collectives ", d.algorithms->empty() ? kCheapest : ToText(*d.algorithms), "\n");
   for (const auto& [name, blocks] : d.stages) {
     text += "blocks ";
     for (size_t i = 0; i < blocks.size(); ++i) text += Cat(i == 0 ? "" : ",", blocks[i]);
@@ -251,7 +309,8 @@ SavedPlan ParseSavedPlan(const std::string& text) {
     }
   }
   if (!ended) Fail("the plan lacks its last line 'end'");
-  const Decisions& d = plan.decisions;
+  Decisions& d = plan.decisions;
+  if (d.prefetch && seen.count("host_prefetch") == 0) d.offload.prefetch = *d.prefetch;
   if (d.zero > 0) d.mesh.AxesOrFail(d.zero_axis, "the line 'zero'");
   if (!d.reduce_axis.empty()) d.mesh.AxesOrFail(d.reduce_axis, "the line 'reduce_dtype'");
   for (const char* what : {"model", "machine", "mesh", "micro_batches", "schedule", "virtual_stages", "zero",

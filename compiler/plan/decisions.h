@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "compiler/graph/offload.h"
+#include "compiler/graph/overlap.h"
 #include "compiler/graph/pipeline_schedule.h"
 #include "compiler/graph/regions.h"
 #include "compiler/graph/variable_cuts.h"
 #include "core/dtype.h"
+#include "sbp/collective_cost.h"
 #include "sbp/mesh.h"
 
 namespace oneflow_like {
@@ -28,9 +30,11 @@ struct Decisions {
   Mesh mesh;
   int micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  bool exact_groups = false;  // of an interleaved schedule: ScheduleOf
   int virtual_stages = 1;
   int zero = 0;                            // stage of ZeRO; 0: none
   std::string zero_axis = "dp";            // that it cuts variables over, or several (Mesh::FindAxes)
+  int64_t zero_small = 4096;               // ZeRO leaves variables of at most so many elements as they are
   Recompute recompute = Recompute::kNone;  // of regions that `waits` leaves out
   Offload offload = {};                    // what waits in the memory of the host
   bool sequence_parallel = false;          // between products, sequences are cut over tp
@@ -40,21 +44,24 @@ struct Decisions {
   // Of messages. Empty: not decided, as in the plans of older builds; the session's options count.
   std::optional<DType> reduce_dtype = {};  // type of sums of gradients over devices
   std::string reduce_axis = {};            // along which they are of that type, or several; empty: all
-  std::optional<int> overlap = {};         // most chunks of a product (Overlap::chunks)
+  std::optional<Overlap> overlap = {};     // of products with messages
   std::optional<int64_t> bucket = {};      // bytes up to which small messages are joined; 0: none are
   std::optional<int> prefetch = {};        // layers ahead for which weights are gathered, or copied
-  StageCuts stages = {};                   // of stacks without a division of their own (nn::layers)
-  VariableCuts cuts = {};                  // of weights whose cuts were chosen
+  std::optional<WantedAlgorithms> algorithms = {};  // of collectives, in place of the cheapest
+  StageCuts stages = {};                            // of stacks without a division of their own (nn::layers)
+  VariableCuts cuts = {};                           // of weights whose cuts were chosen
   Waits waits = {};
 
   bool operator==(const Decisions&) const = default;
 };
+// The mesh axes that ZeRO cuts variables over.
+MeshAxes ZeroAxes(const Decisions& decisions);
 
 // The decisions of one session, for whom they were made and on what: a file of --save_plan.
 struct SavedPlan {
   Decisions decisions;
   std::string model;    // ModelMark of its weights
-  std::string machine;  // Hexadecimal of what is assumed of devices and links
+  std::string machine;  // MachineText: what is assumed of devices and links
 };
 std::string ToText(const SavedPlan& plan);
 // Throws Error, with the number of the line, for what is no such text.
