@@ -5,7 +5,8 @@
 set(OFL_CPU_LEVELS
   "V3 -march=x86-64-v3"
   "V4 -march=x86-64-v4"
-  "V4Bf16 -march=x86-64-v4 -mavx512bf16")
+  "V4Bf16 -march=x86-64-v4 -mavx512bf16"
+  "V4Amx -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16")
 
 # Whether the levels can be built: on x86-64 by GNU's tools.
 function(cpu_levels_work out)
