@@ -20,6 +20,9 @@ inline bool WorthPairs(const MatrixProduct& p) {
   return p.summed.empty() && l.k > 1 && l.m * l.n * l.k >= 32768;
 }
 
+// And along k for tiles, whose products take 32 elements of it.
+inline bool WorthTiles(const MatrixProduct& p) { return WorthPairs(p) && p.layout.k >= 32; }
+
 inline uint32_t PairOf(BFloat16 first, BFloat16 second) {
   uint16_t low, high;
   std::memcpy(&low, &first, sizeof low);
@@ -67,6 +70,70 @@ class PairLeft : public LeftPanels {
   }
 
  private:
+  const BFloat16* a_;
+  int64_t row_;
+  PairedDepth depth_;
+};
+
+// For tiles (tile_product.h): always dense rows of pairs, as many as a multiple of 16 and with zeros up to
+// one, both ways.
+class TileLeft : public LeftPanels {
+ public:
+  TileLeft(const ProductLayout& l, const void* a)
+      : a_(static_cast<const BFloat16*>(a)), row_(l.a_row), depth_{l.k, l.a_column} {}
+
+  // Whether no block is read where it lies.
+  bool packs() const { return depth_.step != 1 || row_ % 2 != 0; }
+
+  PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
+    const BFloat16* from = a_ + m * row_ + 2 * k * depth_.step;
+    const int64_t elements = depth_.Elements(k, depth), pitch = (depth + 15) / 16 * 16;
+    if (!packs() && rows % 16 == 0 && elements == 2 * pitch)
+      return {reinterpret_cast<const float*>(from), row_ / 2, 1};
+    uint32_t* to = reinterpret_cast<uint32_t*>(room);
+    if (row_ == 1 && depth_.step != 1) {
+      TurnColumns(from, rows, elements, pitch, to);
+      return {room, pitch, 1};
+    }
+    for (int64_t i = 0; i < rows; ++i, from += row_, to += pitch) {
+      std::memset(to + elements / 2, 0, (pitch - elements / 2) * sizeof *to);
+      if (depth_.step == 1) {
+        std::memcpy(to, from, elements * sizeof(BFloat16));
+      } else {
+        for (int64_t j = 0; 2 * j < elements; ++j)
+          to[j] = PairOf(from[2 * j * depth_.step],
+                         2 * j + 1 < elements ? from[(2 * j + 1) * depth_.step] : BFloat16{});
+      }
+    }
+    std::memset(to, 0, (16 - rows % 16) % 16 * pitch * sizeof *to);
+    return {room, pitch, 1};
+  }
+
+ private:
+  // to[row][pair] of a block whose columns are dense.
+  void TurnColumns(const BFloat16* from, int64_t rows, int64_t elements, int64_t pitch, uint32_t* to) const {
+    for (int64_t pair = 0; pair < pitch; pair += 16) {
+      for (int64_t i = 0; i < rows; i += 32) {
+        const int64_t left = rows - i;
+        const __mmask32 mask = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+        __m512i low[16], high[16];
+        for (int64_t j = 0; j < 16; ++j) {
+          const int64_t k = 2 * (pair + j);
+          const BFloat16* x = from + k * depth_.step + i;
+          const __m512i first = _mm512_maskz_loadu_epi16(k < elements ? mask : 0, x),
+                        second = _mm512_maskz_loadu_epi16(k + 1 < elements ? mask : 0, x + depth_.step);
+          low[j] = InterleaveLow(first, second);
+          high[j] = InterleaveHigh(first, second);
+        }
+        Transpose(low);
+        for (int64_t j = 0; j < 16; ++j) _mm512_storeu_si512(to + (i + j) * pitch + pair, low[j]);
+        if (left <= 16) continue;
+        Transpose(high);
+        for (int64_t j = 0; j < 16; ++j) _mm512_storeu_si512(to + (i + 16 + j) * pitch + pair, high[j]);
+      }
+    }
+  }
+
   const BFloat16* a_;
   int64_t row_;
   PairedDepth depth_;
