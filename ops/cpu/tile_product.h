@@ -1,11 +1,11 @@
 // Products by panels (panel_product.h) of pairs on tiles: 32 rows by 32 columns of the result are four tiles
 // of sums, and a step of 32 along k loads two tiles of each operand for four products.
 //
-// A block of the left operand, [row][pair], needs no copy where a row's elements along k are dense; other
-// left operands and right ones, [pair][32 columns], are packed. Of blocks along k of 512, 32 rows of the left
-// (32 KB) stay in the first-level cache while the right operand's columns come by from the second, 2 KB for
-// each 64 cycles of products; or the other way round, where the left one is packed and has fewer rows than
-// the right one columns, so that each is packed once.
+// A block of the left operand needs no copy where a row's elements along k are dense; other left operands are
+// packed as tiles, and right ones as stripes, [pair][32 columns]. Of blocks along k of 512, 32 rows of the
+// left (32 KB) stay in the first-level cache while the right operand's columns come by from the second, 2 KB
+// for each 64 cycles of products; or the other way round, where the left one is packed and has fewer rows
+// than the right one columns, so that each is packed once.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,18 @@ namespace oneflow_like::cpu {
 
 inline constexpr int64_t kTileBlock = 32, kStepPairs = 16;  // of rows and columns; along k
 
+// Where tiles of the left operand lie: distances in bytes, of rows, of tiles along k and of tiles along m.
+struct LeftTiles {
+  const char* data;
+  int64_t row, step, below;
+};
+
 // c[16 R rows][16 C columns] (+)= a b over so many steps. Distances of rows in bytes.
 template <int R, int C, typename T>
-[[gnu::noinline]] void TileBlock(T& tiles, int64_t steps, const char* a, int64_t a_row, const char* b,
-                                 int64_t b_row, char* c, int64_t c_row, bool add) {
+[[gnu::noinline]] void TileBlock(T& tiles, int64_t steps, const LeftTiles& left, const char* b, int64_t b_row,
+                                 char* c, int64_t c_row, bool add) {
+  const auto [data, a_row, a_step, a_below] = left;
+  const char* a = data;
   if (add) {
     tiles.template Load<0>(c, c_row);
     if constexpr (C == 2) tiles.template Load<1>(c + 64, c_row);
@@ -36,12 +44,12 @@ template <int R, int C, typename T>
     if constexpr (R == 2) tiles.template Zero<2>();
     if constexpr (R == 2 && C == 2) tiles.template Zero<3>();
   }
-  for (; steps > 0; --steps, a += 4 * kStepPairs, b += kStepPairs * b_row) {
+  for (; steps > 0; --steps, a += a_step, b += kStepPairs * b_row) {
     tiles.template Load<6>(b, b_row);
     tiles.template Load<4>(a, a_row);
     tiles.template AddProduct<0, 4, 6>();
     if constexpr (R == 2) {
-      tiles.template Load<5>(a + 16 * a_row, a_row);
+      tiles.template Load<5>(a + a_below, a_row);
       tiles.template AddProduct<2, 5, 6>();
     }
     if constexpr (C == 2) {
@@ -151,9 +159,12 @@ class TilePart {
     }
     const auto run = two_rows ? (two_columns ? TileBlock<2, 2, T> : TileBlock<2, 1, T>)
                               : (two_columns ? TileBlock<1, 2, T> : TileBlock<1, 1, T>);
-    run(tiles_, UpTo16(depth) / kStepPairs, reinterpret_cast<const char*>(a.data + a_at * a.row), 4 * a.row,
-        reinterpret_cast<const char*>(b + b_at * UpTo16(depth)), 4 * kTileBlock, reinterpret_cast<char*>(c),
-        4 * c_row, add);
+    // As TileLeft has them.
+    const int64_t pitch = UpTo16(depth), row = a.column == kStepPairs ? a.row : pitch;
+    const LeftTiles left = {reinterpret_cast<const char*>(a.data + a_at * row), 4 * a.row, 4 * a.column,
+                            4 * 16 * row};
+    run(tiles_, pitch / kStepPairs, left, reinterpret_cast<const char*>(b + b_at * pitch), 4 * kTileBlock,
+        reinterpret_cast<char*>(c), 4 * c_row, add);
     if (stores) return p_.result->Store(m, height, n, width, block, kTileBlock);
     if (c != block) return;
     for (int64_t i = 0; i < height; ++i)

@@ -53,14 +53,15 @@ class Left : public LeftPanels {
   PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
     EXPECT_TRUE(m >= 0 && rows > 0 && m + rows <= c_.m && k >= 0 && depth > 0 && k + depth <= c_.k);
     if (!c_.packs_left && rows % 16 == 0 && depth % 16 == 0)
-      return {reinterpret_cast<const float*>(&pairs_[m * c_.k + k]), c_.k, 1};
+      return {reinterpret_cast<const float*>(&pairs_[m * c_.k + k]), c_.k, 16};
     const int64_t pitch = UpTo16(depth);
     for (int64_t i = 0; i < UpTo16(rows); ++i)
       for (int64_t j = 0; j < pitch; ++j) {
         const uint32_t pair = i < rows && j < depth ? pairs_[(m + i) * c_.k + k + j] : 0;
-        std::memcpy(room + i * pitch + j, &pair, sizeof pair);
+        float* to = room + i / 16 * 16 * pitch + j / 16 * 256 + i % 16 * 16 + j % 16;
+        std::memcpy(to, &pair, sizeof pair);
       }
-    return {room, pitch, 1};
+    return {room, 16, 256};
   }
 
  private:
