@@ -35,28 +35,32 @@ constexpr int64_t kStep = std::min<int64_t>(16, kStripe);        // widths are m
 template <int R, int V>
 void PanelTile(int64_t depth, const PanelBlock& a, const float* b, int64_t b_row, float* c, int64_t c_row,
                int64_t columns, bool add) {
-  Sums sum[R][V] = {};
+  Sums sum[R * V];
+  Unrolled<R * V>([&](auto i) __attribute__((always_inline)) { sum[i] = Sums{}; });
   for (int64_t k = 0; k < depth; ++k) {
     Sums line[V];
-    for (int v = 0; v < V; ++v) line[v] = *reinterpret_cast<const Sums*>(b + k * b_row + kWords * v);
-    for (int r = 0; r < R; ++r) {
+    Unrolled<V>([&](auto v) __attribute__((always_inline)) {
+      line[v] = *reinterpret_cast<const Sums*>(b + k * b_row + kWords * v);
+    });
+    Unrolled<R>([&](auto r) __attribute__((always_inline)) {
       const float factor = a.data[r * a.row + k * a.column];
-      for (int v = 0; v < V; ++v) sum[r][v] += factor * line[v];
-    }
+      Unrolled<V>([&](auto v) __attribute__((always_inline)) { sum[r * V + v] += factor * line[v]; });
+    });
   }
   if (columns == V * kWords) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) {
-        Sums* to = reinterpret_cast<Sums*>(c + r * c_row + kWords * v);
-        *to = add ? *to + sum[r][v] : sum[r][v];
-      }
+    Unrolled<R * V>([&](auto i) __attribute__((always_inline)) {
+      Sums* to = reinterpret_cast<Sums*>(c + i / V * c_row + kWords * (i % V));
+      *to = add ? *to + sum[i] : sum[i];
+    });
     return;
   }
-  for (int r = 0; r < R; ++r) {
-    const float* from = reinterpret_cast<const float*>(sum[r]);
-    float* to = c + r * c_row;
-    for (int64_t i = 0; i < columns; ++i) to[i] = add ? to[i] + from[i] : from[i];
-  }
+  alignas(64) float block[R * V * kWords];  // sums themselves stay in registers
+  Unrolled<R * V>([&](auto i) __attribute__((always_inline)) {
+    *reinterpret_cast<Sums*>(block + kWords * i) = sum[i];
+  });
+  const float* from = block;
+  for (int r = 0; r < R; ++r, from += V * kWords, c += c_row)
+    for (int64_t i = 0; i < columns; ++i) c[i] = add ? c[i] + from[i] : from[i];
 }
 
 #if defined(OFL_NARROW_TILES)
