@@ -1,11 +1,16 @@
 # The CPU kernels (ops/cpu) for whatever x86-64 processor runs the program: compiled once for each level of instructions
 # that kernels gain from. AddCpuKernels (ops/cpu/levels.h) picks one when the program starts.
 
+# For Intel's processors (-march=native), and clang for any, compilers prefer vectors of half the width of AVX-512: right for
+# programs that use few of them, not for these kernels.
+set(OFL_WHOLE_VECTORS -mprefer-vector-width=512)
+
 # Of each level, its compiler options after the name that its entry gets.
 set(OFL_CPU_LEVELS
   "V3 -march=x86-64-v3"
-  "V4 -march=x86-64-v4"
-  "V4Bf16 -march=x86-64-v4 -mavx512bf16")
+  "V4 -march=x86-64-v4 ${OFL_WHOLE_VECTORS}"
+  "V4Bf16 -march=x86-64-v4 -mavx512bf16 ${OFL_WHOLE_VECTORS}"
+  "V4Amx -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16 ${OFL_WHOLE_VECTORS}")
 
 # Whether the levels can be built: on x86-64 by GNU's tools.
 function(cpu_levels_work out)
@@ -35,6 +40,9 @@ function(add_cpu_kernels target)
   cpu_levels_work(levels)
   if(ARG_NATIVE)
     target_compile_options(${target} PRIVATE -march=native)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+      target_compile_options(${target} PRIVATE ${OFL_WHOLE_VECTORS})
+    endif()
   elseif(levels)
     target_compile_options(${target} PRIVATE -march=x86-64-v2)
     # What tells a processor below v2 so runs there.

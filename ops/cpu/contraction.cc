@@ -5,10 +5,11 @@
 // extents.
 //
 // A product goes by panels, in any type and layout, but for two kinds: of few rows, and in bf16 where the
-// machine multiplies it faster than fp32 (NarrowProduct).
+// machine multiplies it faster than fp32 but has no AMX (NarrowProduct).
 #include <algorithm>
 #include <vector>
 
+#include "ops/cpu/amx_tiles.h"
 #include "ops/cpu/few_rows.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/matrix_product.h"
@@ -211,7 +212,8 @@ class Contraction : public Kernel {
   // in between.
   bool FitsNarrow() const { return plan_.dense && plan_.summed_axes == 0 && plan_.volume >= 32768; }
   std::unique_ptr<NarrowProduct> MakeNarrow(bool add) const {
-    if (!NarrowProduct::Worthwhile(dtype_) || !FitsNarrow() || HasFew() || empty_sum_) return nullptr;
+    if (HasTiles() || !NarrowProduct::Worthwhile(dtype_) || !FitsNarrow() || HasFew() || empty_sum_)
+      return nullptr;
     return NarrowProduct::Make(plan_.layout(), result_, add, scratch_);
   }
 

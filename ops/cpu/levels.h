@@ -18,6 +18,10 @@ struct CpuLevel {
 // From the lowest level to the highest.
 std::vector<CpuLevel> CpuLevels();
 
+// Whether this process may use AMX: the processor has it for bf16, and Linux (5.16 or newer), which is asked
+// at the first call, gives each thread the memory for its registers.
+bool MayUseTiles();
+
 // The one whose kernels AddCpuKernels adds: the highest that the processor supports. Throws Error when it
 // supports none.
 CpuLevel ChosenCpuLevel();

@@ -1,5 +1,8 @@
-// What a compiler is told about the loop that follows, in its own words.
+// What a compiler is told about the loop that follows, in its own words, and loops written out by it.
 #pragma once
+
+#include <type_traits>
+#include <utility>
 
 #define OFL_PRAGMA(words) _Pragma(#words)
 
@@ -11,3 +14,16 @@
 #define OFL_INDEPENDENT OFL_PRAGMA(GCC ivdep)
 #define OFL_UNROLL(times) OFL_PRAGMA(GCC unroll times)
 #endif
+
+namespace oneflow_like::cpu {
+
+// Calls f(0), ..., f(N - 1) with constants: arrays that it indexes by them stay in registers.
+template <int N, typename F>
+[[gnu::always_inline]] inline void Unrolled(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>()), ...);
+  }
+  (std::make_integer_sequence<int, N>());
+}
+
+}  // namespace oneflow_like::cpu

@@ -1,5 +1,6 @@
 #include "ops/cpu/matrix_product.h"
 
+#include "ops/cpu/amx_tiles.h"
 #include "ops/cpu/matrix_panels.h"
 #include "ops/cpu/pair_panels.h"
 #include "ops/reference.h"
@@ -52,8 +53,18 @@ void MatrixProduct::Run(const void* a, const void* b, void* y, int threads, void
   }
 #if defined(OFL_NARROW_TILES)
   if (dtype == DType::kBFloat16 && WorthPairs(*this)) {
-    const PairLeft left(layout, a);
     const PairRight right(layout, b);
+#if defined(OFL_AMX_TILES)
+    if (HasTiles() && WorthTiles(*this)) {
+      const TileLeft left(layout, a);
+      return WithResult<BFloat16>(*this, y, [&](const ProductResult& to) {
+        RunPanels({layout.m, layout.n, (layout.k + 1) / 2, 0, &left, &right, &to, InPlace(layout, result),
+                   add, true, true, left.packs()},
+                  threads, scratch, room);
+      });
+    }
+#endif
+    const PairLeft left(layout, a);
     return WithResult<BFloat16>(*this, y, [&](const ProductResult& to) {
       RunPanels(
           {layout.m, layout.n, (layout.k + 1) / 2, 0, &left, &right, &to, InPlace(layout, result), add, true},

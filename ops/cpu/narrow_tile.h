@@ -15,23 +15,13 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 #include "core/float16.h"
+#include "ops/cpu/loops.h"
 
 namespace oneflow_like::cpu {
 
 typedef uint32_t Pair __attribute__((may_alias, aligned(2)));  // two bf16; the first one is low
-
-// Calls f(0), ..., f(N - 1) with constants: arrays that it indexes by them stay in registers.
-template <int N, typename F>
-[[gnu::always_inline]] inline void Unrolled(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>()), ...);
-  }
-  (std::make_integer_sequence<int, N>());
-}
 
 // c[R x 16 W] = factor a b, or c += a b. a is read pair by pair: row r, pair k at a[r * a_row + k * a_step].
 template <int R, int W>

@@ -20,6 +20,9 @@ inline bool WorthPairs(const MatrixProduct& p) {
   return p.summed.empty() && l.k > 1 && l.m * l.n * l.k >= 32768;
 }
 
+// And along k for tiles, whose products take 32 elements of it.
+inline bool WorthTiles(const MatrixProduct& p) { return WorthPairs(p) && p.layout.k >= 32; }
+
 inline uint32_t PairOf(BFloat16 first, BFloat16 second) {
   uint16_t low, high;
   std::memcpy(&low, &first, sizeof low);
@@ -67,6 +70,86 @@ class PairLeft : public LeftPanels {
   }
 
  private:
+  const BFloat16* a_;
+  int64_t row_;
+  PairedDepth depth_;
+};
+
+// For tiles (tile_product.h): where they lie, rows of dense pairs, or packed as tiles, one behind the other
+// along k and zeros up to whole ones. `column` is the distance of tiles along k.
+class TileLeft : public LeftPanels {
+ public:
+  TileLeft(const ProductLayout& l, const void* a)
+      : a_(static_cast<const BFloat16*>(a)), row_(l.a_row), depth_{l.k, l.a_column} {}
+
+  // Whether no block is read where it lies.
+  bool packs() const { return depth_.step != 1 || row_ % 2 != 0; }
+
+  PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
+    const BFloat16* from = a_ + m * row_;
+    const int64_t elements = depth_.Elements(k, depth), pairs = (depth + 15) / 16 * 16;
+    if (!packs() && rows % 16 == 0 && elements == 2 * pairs)
+      return {reinterpret_cast<const float*>(from + 2 * k), row_ / 2, 16};
+    uint32_t* to = reinterpret_cast<uint32_t*>(room);
+    for (int64_t i = 0; i < rows; i += 16, from += 16 * row_) {
+      for (int64_t j = 0; j < pairs; j += 16, to += 256) {
+        const int64_t height = std::min<int64_t>(16, rows - i),
+                      width = std::min<int64_t>(32, elements - 2 * j);
+        PackTile(from, k + j, height, width, to);
+      }
+    }
+    return {room, 16, 256};
+  }
+
+ private:
+  void PackTile(const BFloat16* from, int64_t pair, int64_t rows, int64_t elements, uint32_t* to) const {
+    int64_t i = 0;
+    if (row_ == 1 && elements == 32)
+      for (; i + 8 <= rows; i += 8) TurnEight(from + 2 * pair * depth_.step + i, to + 16 * i);
+    for (; i < 16; ++i) {
+      const BFloat16* row = from + i * row_;
+      uint32_t* pairs = to + 16 * i;
+      const int64_t count = i < rows ? std::max<int64_t>(0, elements) : 0;
+      std::memset(pairs, 0, 64);
+      if (depth_.step == 1) {
+        std::memcpy(pairs, row + 2 * pair, count * sizeof(BFloat16));
+      } else {
+        for (int64_t j = 0; 2 * j < count; ++j) pairs[j] = depth_.At(row, pair + j);
+      }
+    }
+  }
+
+  // to[row][16 pairs] of eight rows whose elements are next to each other in memory. The four quarters of a
+  // vector are filled from rows eight apart: half of a transpose is then left to loads.
+  void TurnEight(const BFloat16* from, uint32_t* to) const {
+    __m512i column[2][4];  // of pairs of neighbouring rows; of k, the first or the second four of each eight
+    for (int half = 0; half < 2; ++half) {
+      __m512i r[4];
+      for (int i = 0; i < 4; ++i) {
+        const BFloat16* at = from + (4 * half + i) * depth_.step;
+        const auto eight = [&](int quarter) {
+          return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 8 * quarter * depth_.step));
+        };
+        r[i] = _mm512_inserti32x4(_mm512_castsi128_si512(eight(0)), eight(1), 1);
+        r[i] = _mm512_inserti32x4(_mm512_inserti32x4(r[i], eight(2), 2), eight(3), 3);
+      }
+      const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]),
+                    c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+      column[half][0] = _mm512_unpacklo_epi64(a, c);
+      column[half][1] = _mm512_unpackhi_epi64(a, c);
+      column[half][2] = _mm512_unpacklo_epi64(b, d);
+      column[half][3] = _mm512_unpackhi_epi64(b, d);
+    }
+    const __m512i low = _mm512_set1_epi32(0xFFFF);
+    for (int i = 0; i < 4; ++i) {
+      const __m512i x = column[0][i], y = column[1][i];
+      _mm512_storeu_si512(to + 32 * i,
+                          _mm512_packus_epi32(_mm512_and_si512(x, low), _mm512_and_si512(y, low)));
+      _mm512_storeu_si512(to + 32 * i + 16,
+                          _mm512_packus_epi32(_mm512_srli_epi32(x, 16), _mm512_srli_epi32(y, 16)));
+    }
+  }
+
   const BFloat16* a_;
   int64_t row_;
   PairedDepth depth_;

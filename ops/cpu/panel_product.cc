@@ -12,6 +12,8 @@
 #include "core/device/parallel_for.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/narrow_tile.h"
+#include "ops/cpu/panel_sizes.h"
+#include "ops/cpu/tile_product.h"
 
 namespace oneflow_like::cpu {
 namespace {
@@ -28,38 +30,37 @@ typedef float Sums __attribute__((vector_size(kWords * 4), aligned(4), may_alias
 
 constexpr int64_t kStripe = std::max(16, kTileVectors* kWords);  // columns
 constexpr int64_t kStep = std::min<int64_t>(16, kStripe);        // widths are multiples of it
-constexpr int64_t kDepth = 256, kLeftRows = 96, kRightColumns = 512, kSumRows = 512;
-constexpr double kWorthATeam = 5e5;  // multiplications
-
-int64_t UpTo16(int64_t n) { return (n + 15) / 16 * 16; }
-int64_t UpTo32(int64_t n) { return (n + 31) / 32 * 32; }
 
 // c[R][columns] (+)= a[R][depth] b[depth][V vectors].
 template <int R, int V>
 void PanelTile(int64_t depth, const PanelBlock& a, const float* b, int64_t b_row, float* c, int64_t c_row,
                int64_t columns, bool add) {
-  Sums sum[R][V] = {};
+  Sums sum[R * V];
+  Unrolled<R * V>([&](auto i) __attribute__((always_inline)) { sum[i] = Sums{}; });
   for (int64_t k = 0; k < depth; ++k) {
     Sums line[V];
-    for (int v = 0; v < V; ++v) line[v] = *reinterpret_cast<const Sums*>(b + k * b_row + kWords * v);
-    for (int r = 0; r < R; ++r) {
+    Unrolled<V>([&](auto v) __attribute__((always_inline)) {
+      line[v] = *reinterpret_cast<const Sums*>(b + k * b_row + kWords * v);
+    });
+    Unrolled<R>([&](auto r) __attribute__((always_inline)) {
       const float factor = a.data[r * a.row + k * a.column];
-      for (int v = 0; v < V; ++v) sum[r][v] += factor * line[v];
-    }
+      Unrolled<V>([&](auto v) __attribute__((always_inline)) { sum[r * V + v] += factor * line[v]; });
+    });
   }
   if (columns == V * kWords) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) {
-        Sums* to = reinterpret_cast<Sums*>(c + r * c_row + kWords * v);
-        *to = add ? *to + sum[r][v] : sum[r][v];
-      }
+    Unrolled<R * V>([&](auto i) __attribute__((always_inline)) {
+      Sums* to = reinterpret_cast<Sums*>(c + i / V * c_row + kWords * (i % V));
+      *to = add ? *to + sum[i] : sum[i];
+    });
     return;
   }
-  for (int r = 0; r < R; ++r) {
-    const float* from = reinterpret_cast<const float*>(sum[r]);
-    float* to = c + r * c_row;
-    for (int64_t i = 0; i < columns; ++i) to[i] = add ? to[i] + from[i] : from[i];
-  }
+  alignas(64) float block[R * V * kWords];  // sums themselves stay in registers
+  Unrolled<R * V>([&](auto i) __attribute__((always_inline)) {
+    *reinterpret_cast<Sums*>(block + kWords * i) = sum[i];
+  });
+  const float* from = block;
+  for (int r = 0; r < R; ++r, from += V * kWords, c += c_row)
+    for (int64_t i = 0; i < columns; ++i) c[i] = add ? c[i] + from[i] : from[i];
 }
 
 #if defined(OFL_NARROW_TILES)
@@ -104,47 +105,6 @@ constexpr auto kPairTiles = AllPairTiles(std::make_integer_sequence<int, kTileRo
 #else
 constexpr auto& kPairTiles = kTiles;  // never used
 #endif
-
-// Extents of blocks, and where they lie in a thread's scratch, in floats.
-struct PanelSizes {
-  int64_t depth, rows, columns, sum_rows;  // sum_rows: of sums in scratch, 0 in place
-  int64_t left() const { return UpTo32(rows) * depth; }
-  int64_t right() const { return UpTo32(columns) * depth; }
-  int64_t floats() const { return left() + right() + sum_rows * UpTo16(columns); }
-};
-
-PanelSizes SizesFor(int64_t m, int64_t n, int64_t k, bool in_place) {
-  PanelSizes s = {std::min(k, kDepth), std::min(m, kLeftRows), std::min(n, kRightColumns), 0};
-  // Sums over one block of columns are stored as soon as they are made.
-  if (!in_place) s.sum_rows = std::min(m, k <= kDepth ? kLeftRows : kSumRows);
-  return s;
-}
-
-// Sizes that fit so many bytes.
-PanelSizes FitSizes(int64_t m, int64_t n, int64_t k, bool in_place, int64_t bytes) {
-  PanelSizes s = SizesFor(m, n, k, in_place);
-  const auto halve = [](int64_t* size, int64_t least) {
-    const int64_t half = std::max(least, *size / 2);
-    const bool less = half < *size;
-    *size = std::min(*size, half);
-    return less;
-  };
-  while (s.floats() * static_cast<int64_t>(sizeof(float)) > bytes) {
-    if (s.sum_rows > kLeftRows && halve(&s.sum_rows, kLeftRows)) continue;
-    if (halve(&s.columns, 64)) continue;
-    if (s.rows > 12) {
-      halve(&s.rows, 12);
-      s.sum_rows = std::min(s.sum_rows, s.rows);
-      continue;
-    }
-    if (!halve(&s.depth, 16)) break;
-  }
-  return s;
-}
-
-struct PanelRange {
-  int64_t begin, end;
-};
 
 // One thread's part of the result.
 class PanelPart {
@@ -212,33 +172,6 @@ class PanelPart {
   int64_t sum_row_ = 0;
 };
 
-// In how many parts rows and columns are cut for so many threads: what a thread multiplies, and reads for it.
-std::pair<int, int> GridOf(const PanelProduct& p, int threads) {
-  const double volume =
-      static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.pairs ? 2 * p.k : p.k);
-  std::pair<int, int> best = {1, 1};
-  if (threads <= 1 || volume < kWorthATeam) return best;
-  double least = 0;
-  for (int rows = threads; rows >= 1; --rows) {
-    const int columns = threads / rows;
-    const auto share = [](int64_t extent, int64_t unit, int parts) {
-      const int64_t units = (extent + unit - 1) / unit;
-      return static_cast<double>((units + parts - 1) / parts * unit);
-    };
-    const double height = share(p.m, kTileRows, rows), width = share(p.n, kStripe, columns);
-    const double cost = height * width + 16 * (height + width);
-    if (least > 0 && cost >= least) continue;
-    least = cost;
-    best = {rows, columns};
-  }
-  return best;
-}
-
-PanelRange PartOf(int64_t extent, int64_t unit, int parts, int64_t part) {
-  const int64_t units = (extent + unit - 1) / unit, each = (units + parts - 1) / parts * unit;
-  return {std::min(extent, part * each), std::min(extent, (part + 1) * each)};
-}
-
 }  // namespace
 
 int64_t PanelBytes(int64_t m, int64_t n, int64_t k, bool in_place) {
@@ -254,8 +187,11 @@ int PanelParts(int64_t m, int64_t n, int64_t k, int threads) {
 }
 
 void RunPanels(const PanelProduct& p, int threads, void* scratch, int64_t bytes) {
+#if defined(OFL_AMX_TILES)
+  if (p.tiles) return RunTiles<Tiles>(p, threads, scratch, bytes);
+#endif
   const PanelSizes sizes = FitSizes(p.m, p.n, p.k, p.in_place, bytes);
-  const auto [rows, columns] = GridOf(p, threads);
+  const auto [rows, columns] = GridOf(p.m, p.n, p.pairs ? 2 * p.k : p.k, kTileRows, kStripe, threads);
   ParallelForParts(int64_t{rows} * columns, 1, threads,
                    [&, rows = rows, columns = columns](int64_t begin, int64_t end, int part) {
                      float* own = reinterpret_cast<float*>(static_cast<char*>(scratch) + part * bytes);

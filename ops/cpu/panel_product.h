@@ -55,9 +55,11 @@ struct PanelProduct {
   const LeftPanels* left = nullptr;
   const RightPanels* right = nullptr;
   const ProductResult* result = nullptr;
-  bool in_place = false;  // the result has Row
-  bool add = false;       // in place to what is there; Store does it otherwise
-  bool pairs = false;     // of bf16: k counts pairs
+  bool in_place = false;    // the result has Row
+  bool add = false;         // in place to what is there; Store does it otherwise
+  bool pairs = false;       // of bf16: k counts pairs
+  bool tiles = false;       // of pairs, on AMX's tiles (tile_product.h)
+  bool packs_left = false;  // for tiles: the left operand's blocks are always brought into scratch
 };
 
 // Bytes of scratch for each thread with which RunPanels is fastest. It does with less: blocks are then

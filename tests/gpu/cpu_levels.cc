@@ -1,9 +1,10 @@
-// The CPU kernels of each level that this processor has, against the reference kernels; which level is
-// picked; that a level's code stays its own.
+// The CPU kernels of each level that this processor has, against the reference kernels, and those of AMX with
+// its tiles emulated; which level is picked; that a level's code stays its own.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,15 +14,29 @@
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/scratch_cases.h"
 #include "tests/ops/sparse_cases.h"
+#include "tests/ops/tile_emulator.h"
 #include "tests/ops/vision_cases.h"
 
 namespace oneflow_like {
 namespace {
 
+// Calls test(level) for each that this machine runs: that of AMX on any processor with the level below, where
+// its instructions are emulated.
+template <typename F>
+void ForEachLevel(F&& test) {
+  bool below = false;
+  for (const CpuLevel& level : CpuLevels()) {
+    std::unique_ptr<TileEmulator> emulator;
+    if (!level.supported && below && level.name.ends_with("AMX") && TileEmulator::Works())
+      emulator = std::make_unique<TileEmulator>();
+    below = level.supported;
+    if (level.supported || emulator) test(level);
+  }
+}
+
 TEST(CpuLevels, EachOfThisProcessorIsRight) {
   int levels = 0;
-  for (const CpuLevel& level : CpuLevels()) {
-    if (!level.supported) continue;
+  ForEachLevel([&](const CpuLevel& level) {
     ++levels;
     SCOPED_TRACE(level.name);
     KernelRegistry registry;
@@ -39,7 +54,7 @@ TEST(CpuLevels, EachOfThisProcessorIsRight) {
     cases.UpdatesInPlaceAndApart();
     SparseCases(&cases).Order();
     VisionCases(&cases);
-  }
+  });
   EXPECT_GE(levels, 1);
 }
 
@@ -48,8 +63,7 @@ TEST(CpuLevels, EachTakesTheScratchThatAllState) {
   const int before = ParallelThreads();
   SetParallelThreads(3);
   StatedScratch stated;
-  for (const CpuLevel& level : CpuLevels()) {
-    if (!level.supported) continue;
+  ForEachLevel([&](const CpuLevel& level) {
     SCOPED_TRACE(level.name);
     KernelRegistry registry;
     AddReferenceKernels(BuiltinCatalog(), &registry);
@@ -57,7 +71,7 @@ TEST(CpuLevels, EachTakesTheScratchThatAllState) {
     const StatedScratch here = ScratchCases(registry).Run();
     if (stated.empty()) stated = here;
     EXPECT_EQ(here, stated);
-  }
+  });
   SetParallelThreads(before);
 }
 
@@ -71,13 +85,16 @@ TEST(CpuLevels, TheHighestThatTheProcessorHasIsPicked) {
   if (flags.count("avx2") && flags.count("fma") && flags.count("bmi2")) expected = "x86-64-v3";
   if (flags.count("avx512vl") && flags.count("avx512bw") && flags.count("avx512dq")) expected = "x86-64-v4";
   if (expected == "x86-64-v4" && flags.count("avx512_bf16")) expected = "x86-64-v4 with bf16";
+  if (expected == "x86-64-v4 with bf16" && flags.count("amx_bf16") && flags.count("amx_tile") &&
+      MayUseTiles())
+    expected += " and AMX";
   EXPECT_EQ(ChosenCpuLevel().name, expected);
 }
 
 // A level shows its entry and nothing else: whatever else it showed, the linker could take for everybody.
 TEST(CpuLevels, ALevelShowsItsEntryAlone) {
   if (CpuLevels().size() == 1) GTEST_SKIP() << "a build of one level";
-  for (const char* level : {"V3", "V4", "V4Bf16"}) {
+  for (const char* level : {"V3", "V4", "V4Bf16", "V4Amx"}) {
     const std::string command = std::string("nm --defined-only --extern-only " OFL_LEVELS) + level + ".o";
     FILE* pipe = popen(command.c_str(), "r");
     std::vector<std::string> names;
