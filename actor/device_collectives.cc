@@ -258,14 +258,16 @@ class StagedMember final : public CollectiveMember, private CollectiveListener {
 struct RankPlace {
   int process = 0;
   std::string hardware;  // empty: the host
-  bool library = false;
+  // Whether its process has the library, and whether its groups may share devices with other processes.
+  enum Library { kNone, kOwnDevices, kSharedDevices };
+  int library = kNone;
 };
 
-std::string ToText(const std::vector<int>& ranks, const std::vector<Device*>& devices, bool library) {
+std::string ToText(const std::vector<int>& ranks, const std::vector<Device*>& devices, int library) {
   std::string text;
   for (size_t i = 0; i < ranks.size(); ++i) {
     std::string hardware = devices[i]->hardware();
-    text += Cat(ranks[i], " ", library ? 1 : 0, " ", hardware.empty() ? "-" : hardware, "\n");
+    text += Cat(ranks[i], " ", library, " ", hardware.empty() ? "-" : hardware, "\n");
   }
   return text;
 }
@@ -274,7 +276,10 @@ class DeviceCollectives final : public Collectives {
  public:
   explicit DeviceCollectives(DeviceCollectivesOptions options) : options_(std::move(options)) {
     for (size_t i = 0; i < options_.ranks.size(); ++i) devices_[options_.ranks[i]] = options_.devices[i];
-    bool library = options_.backend != nullptr && options_.backend->HasGroups();
+    const Backend* backend = options_.backend;
+    const int library = backend == nullptr || !backend->HasGroups() ? RankPlace::kNone
+                        : backend->GroupsShareDevices()             ? RankPlace::kSharedDevices
+                                                                    : RankPlace::kOwnDevices;
     std::string mine = ToText(options_.ranks, options_.devices, library);
     std::vector<std::string> all = Exchange(Cat("devices of plan ", options_.plan), mine);
     for (size_t process = 0; process < all.size(); ++process) {
@@ -348,15 +353,22 @@ class DeviceCollectives final : public Collectives {
     return options_.exchange ? options_.exchange(what, mine) : std::vector<std::string>{mine};
   }
 
-  // Whether the group can be the library's: every member on a device that is no other's.
+  // Whether the group can be the library's: every member on a device that is no other's, or
+  // no other's of its process if that is enough for the libraries of all members.
   bool OwnDevices(const std::vector<int>& ranks) const {
-    std::set<std::string> seen;
+    std::set<std::string> devices;
+    std::set<std::pair<std::string, int>> devices_of_processes;
+    int least = RankPlace::kSharedDevices;
     for (int rank : ranks) {
       auto place = places_.find(rank);
-      if (place == places_.end() || !place->second.library || place->second.hardware.empty()) return false;
-      if (!seen.insert(place->second.hardware).second) return false;
+      if (place == places_.end() || place->second.hardware.empty()) return false;
+      devices.insert(place->second.hardware);
+      devices_of_processes.insert({place->second.hardware, place->second.process});
+      least = std::min(least, place->second.library);
     }
-    return true;
+    const size_t different =
+        least == RankPlace::kSharedDevices ? devices_of_processes.size() : devices.size();
+    return least != RankPlace::kNone && different == ranks.size();
   }
 
   bool InReach(const std::vector<int>& ranks) const {

@@ -102,6 +102,7 @@ class CudaBackend : public Backend {
 
   void AddKernels(KernelRegistry* registry) const override { AddCudaKernels(registry); }
   bool HasGroups() const override { return cuda::HasGroups(); }
+  bool GroupsShareDevices() const override { return cuda::GroupsShareDevices(); }
   std::string MakeGroupId() override { return cuda::MakeGroupId(); }
   std::vector<std::unique_ptr<GroupMember>> Connect(const std::string& id, const GroupSpec& group,
                                                     const std::vector<int>& members,

@@ -301,6 +301,17 @@ void CheckConnections(const Gpu& gpu, int streams) {
 
 bool HasGroups() { return FindNccl() != nullptr; }
 
+// Older versions refuse such a group, and so do newer ones where NCCL's own variable does not ask for it: the
+// user then answers for multiprocessors for the kernels of all ranks (NCCL_MAX_CTAS).
+bool GroupsShareDevices() {
+  constexpr int kFirst = 23000;
+  const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const NcclLibrary* nccl = FindNccl();
+  int version = 0;
+  return text != nullptr && std::atoi(text) != 0 && nccl != nullptr &&
+         nccl->GetVersion(&version) == ncclSuccess && version >= kFirst;
+}
+
 std::string MakeGroupId() {
   const NcclLibrary& nccl = OpenNccl();
   ncclUniqueId id;

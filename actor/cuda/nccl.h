@@ -16,6 +16,7 @@ namespace oneflow_like::cuda {
 
 // Whether the library is available, so that groups can be created.
 bool HasGroups();
+bool GroupsShareDevices();
 // As Backend's functions of these names (core/device/backend.h). Throw Error in one sentence. A member must
 // be destroyed after its enqueued work is done, and before its device.
 std::string MakeGroupId();

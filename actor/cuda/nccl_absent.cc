@@ -6,6 +6,7 @@
 namespace oneflow_like::cuda {
 
 bool HasGroups() { return false; }
+bool GroupsShareDevices() { return false; }
 
 std::string MakeGroupId() { Fail("ranks on several GPUs need NCCL, and this program was built without it"); }
 

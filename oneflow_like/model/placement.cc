@@ -50,12 +50,16 @@ int RanksBeside(const ModelImpl& model, int rank) {
 GroupWay WayOf(const ModelImpl& model, const plan::Collective& collective) {
   std::set<std::string> hardware;
   std::set<int> processes;
+  std::set<std::pair<std::string, int>> both;
   for (int rank : collective.rank()) {
+    const int process = rank / RanksOfProcess(model);
     hardware.insert(HardwareOf(model, rank));
-    processes.insert(rank / RanksOfProcess(model));
+    processes.insert(process);
+    both.insert({HardwareOf(model, rank), process});
   }
   if (hardware.count("") != 0) return GroupWay::kStaged;
-  const bool own = static_cast<int>(hardware.size()) == collective.rank_size();
+  const bool shared = model.backend != nullptr && model.backend->GroupsShareDevices();
+  const bool own = static_cast<int>(shared ? both.size() : hardware.size()) == collective.rank_size();
   if (own && !ChooseLibraryWork(collective).empty()) return GroupWay::kLibrary;
   return processes.size() == 1 ? GroupWay::kEvents : GroupWay::kStaged;
 }
@@ -109,6 +113,18 @@ int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given) {
   const int64_t ranks = int64_t{hosted} * processes.count,
                 number = int64_t{hosted} * processes.me + rank % hosted;
   return ranks <= given ? number : number * given / ranks;
+}
+
+bool SharesDevices(const ModelImpl& model) {
+  const Job* job = model.options.job.get();
+  if (!job) return false;
+  const int hosted = RanksOfProcess(model), first = hosted * job->process();
+  std::set<std::string> mine, others;
+  for (int rank = 0; rank < model.graph.mesh().size(); ++rank)
+    (rank >= first && rank < first + hosted ? mine : others).insert(HardwareOf(model, rank));
+  mine.erase("");
+  return std::any_of(mine.begin(), mine.end(),
+                     [&](const std::string& device) { return others.count(device) != 0; });
 }
 
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) {

@@ -25,6 +25,9 @@ int CoresOfKernels(const Mesh& mesh, int processes, int cores, int threads);
 // several ranks share one as virtual devices, neighbours together.
 int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given);
 
+// Whether ranks of another process of the job are on a device of this process's ranks.
+bool SharesDevices(const ModelImpl& model);
+
 // For a rank on a device other than the host. If devices have not been opened and are not named, each rank is
 // assumed to have one of its own.
 struct MemoryBesides {

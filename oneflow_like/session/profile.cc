@@ -304,9 +304,11 @@ int64_t CommunicatorsHere(const Session::Impl& session, const BackendCounts& cou
 }
 
 // Keeps what libraries took on this process's devices for the tables of later runs, and says so if it is new.
+// It is known by what the devices lost, which is not of this process alone where another one of its job is
+// there, too.
 void KeepLibraries(const Session::Impl& session, const StepProfile& profile) {
   const BackendCounts& counts = profile.devices;
-  if (!session.model->backend || counts.devices == 0) return;
+  if (!session.model->backend || counts.devices == 0 || SharesDevices(*session.model)) return;
   const int64_t taken = (counts.other_bytes - profile.communicator_bytes) / counts.devices;
   const int64_t allowed = LibraryMemoryHere().bytes;
   const std::vector<int>& devices = session.model->options.devices;

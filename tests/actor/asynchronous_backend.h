@@ -24,8 +24,10 @@ namespace oneflow_like {
 class LateBackend final : public Backend {
  public:
   // `groups`: devices have a library for collectives. `delay_us`: the longest a task waits for nothing.
-  explicit LateBackend(int devices, uint64_t seed = 1, int delay_us = 0, bool groups = false)
-      : devices_(devices), seed_(seed), delay_us_(delay_us), groups_(groups) {
+  // `share`: these may share devices with other processes.
+  explicit LateBackend(int devices, uint64_t seed = 1, int delay_us = 0, bool groups = false,
+                       bool share = false)
+      : devices_(devices), seed_(seed), delay_us_(delay_us), groups_(groups), share_(share) {
     AddReferenceKernels(BuiltinCatalog(), &cpu_);
     AddBoxingKernels(&cpu_);
     AddCpuKernels(&cpu_);
@@ -50,6 +52,7 @@ class LateBackend final : public Backend {
     }
   }
   bool HasGroups() const override { return groups_; }
+  bool GroupsShareDevices() const override { return share_; }
   std::string MakeGroupId() override { return Cat("group ", next_group_++); }
   std::vector<std::unique_ptr<GroupMember>> Connect(const std::string& id, const GroupSpec& group,
                                                     const std::vector<int>& members,
@@ -66,7 +69,7 @@ class LateBackend final : public Backend {
   const int devices_;
   const uint64_t seed_;
   const int delay_us_;
-  const bool groups_;
+  const bool groups_, share_;
   KernelRegistry cpu_;
   std::atomic<int> next_group_{0}, connected_{0};
   const std::shared_ptr<Asked> asked_ = std::make_shared<Asked>();

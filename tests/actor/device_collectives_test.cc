@@ -55,6 +55,21 @@ class HostSide final : public Collectives {
   };
 };
 
+// Without the work of its members.
+plan::Collective SumOver(const std::vector<int>& ranks) {
+  plan::Collective c;
+  c.set_primitive("all_reduce");
+  c.set_reduce("sum");
+  const Box whole = Box::Whole(Dims{kWidth});
+  for (int rank : ranks) {
+    c.add_rank(rank);
+    plan::Piece* piece = c.add_piece();
+    Set(whole, piece->add_in());
+    Set(whole, piece->add_out());
+  }
+  return c;
+}
+
 // One sum over two ranks, each on a device of its own.
 class SumOfTwo {
  public:
@@ -209,16 +224,7 @@ TEST(DeviceCollectives, SeveralDevicesOfSeveralProcessesAreRefused) {
     return std::vector<std::string>{mine, "2 1 late2\n"};
   };
   auto all = MakeDeviceCollectives(options);
-  plan::Collective c;
-  c.set_primitive("all_reduce");
-  c.set_reduce("sum");
-  const Box whole = Box::Whole(Dims{kWidth});
-  for (int member : {0, 2}) {
-    c.add_rank(member);
-    plan::Piece* piece = c.add_piece();
-    Set(whole, piece->add_in());
-    Set(whole, piece->add_out());
-  }
+  const plan::Collective c = SumOver({0, 2});
   CollectiveSpec spec;
   spec.plan = "sum";
   spec.actor = "sum of rank 0";
@@ -231,6 +237,49 @@ TEST(DeviceCollectives, SeveralDevicesOfSeveralProcessesAreRefused) {
       error,
       "collective sum of rank 0 joins ranks of several processes, and this process has 2 GPUs: start one "
       "process for each GPU (--processes), or one process with all");
+}
+
+// Ranks of two processes on one device go through the host unless the libraries of both say that they may
+// share it; two ranks of one process on it do so in any case.
+TEST(DeviceCollectives, ProcessesShareADeviceWhereTheirLibrariesAllowIt) {
+  struct Case {
+    bool share;              // the library here
+    const char* other;       // rank 1, of the other process
+    std::vector<int> ranks;  // of the collective
+    bool by_library;
+  };
+  for (const Case& given :
+       {Case{true, "1 2 late0\n", {0, 1}, true}, Case{false, "1 2 late0\n", {0, 1}, false},
+        Case{true, "1 1 late0\n", {0, 1}, false}, Case{true, "1 0 late0\n", {0, 1}, false},
+        Case{false, "1 1 late1\n", {0, 1}, true}, Case{true, "1 2 late0\n", {0, 1, 2}, false}}) {
+    LateBackend backend(1, 1, 0, true, given.share);
+    AtOnce worker;
+    HostSide host;
+    Told told;
+    LateDevice mine(0, "late0", 1, 0), beside(2, "late0", 2, 0);
+    auto stream = mine.MakeStream("link");
+    DeviceCollectivesOptions options;
+    options.plan = "sum";
+    options.backend = &backend;
+    options.host = &host;
+    options.ranks = {0, 2};
+    options.devices = {&mine, &beside};
+    options.exchange = [&](const std::string&, const std::string& text) {
+      return std::vector<std::string>{text, given.other};
+    };
+    auto all = MakeDeviceCollectives(options);
+    const plan::Collective sum = SumOver(given.ranks);
+    CollectiveSpec spec;
+    spec.plan = "sum";
+    spec.actor = "sum of rank 0";
+    spec.worker = &worker;
+    spec.device = &mine;
+    spec.stream = stream.get();
+    spec.listener = &told;
+    const auto member = all->Join(spec, sum);
+    EXPECT_EQ(host.joined, given.by_library ? 0 : 1)
+        << given.other << (given.share ? "sharing " : "") << given.ranks.size();
+  }
 }
 
 // Otherwise the words that devices have still to say would find their members gone.

@@ -67,6 +67,15 @@ class Group {
     cuda_emulator::ForgetLaunches(this);
   }
 
+  // The same one for all members that split this group for the `number`th time, into these ranks.
+  std::shared_ptr<Group> Split(int number, const std::vector<int>& ranks) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::weak_ptr<Group>& known = splits_[{number, ranks}];
+    std::shared_ptr<Group> made = known.lock();
+    if (made == nullptr) known = made = std::make_shared<Group>(static_cast<int>(ranks.size()));
+    return made;
+  }
+
   // Members that leave wait for those that have not begun to: in one process for ever.
   void BeginLeaving() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -126,6 +135,7 @@ class Group {
   const int members_;
   std::mutex mutex_;
   std::condition_variable met_;
+  std::map<std::pair<int, std::vector<int>>, std::weak_ptr<Group>> splits_;
   std::map<int64_t, Meeting> meetings_;  // by number of the call; a Meeting stays where it is
   bool aborted_ = false;
   int leaving_ = 0;
@@ -143,6 +153,8 @@ class EmulatedMember : public GroupMember {
     cuda_emulator::DeviceOf(device_).used -= bytes_;
   }
   int device() const { return device_; }
+  // Called by one thread at a time, as what makes groups is.
+  std::shared_ptr<Group> Split(const std::vector<int>& ranks) { return group_->Split(splits_++, ranks); }
 
   void BeginLeaving() override {
     if (!std::exchange(leaving_, true)) group_->BeginLeaving();
@@ -210,6 +222,7 @@ class EmulatedMember : public GroupMember {
   const int member_, device_;
   const size_t bytes_;
   bool leaving_ = false;
+  int splits_ = 0;
   std::mutex mutex_;  // Abort comes from any thread
   int64_t calls_ = 0;
   bool aborted_ = false;
@@ -230,6 +243,7 @@ int64_t identifiers = 0;
 }  // namespace
 
 bool HasGroups() { return true; }
+bool GroupsShareDevices() { return false; }  // its groups are of one process
 
 std::string MakeGroupId() {
   std::lock_guard<std::mutex> lock(groups_mutex);
@@ -253,15 +267,15 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
 // Shares the parent's memory where groups take turns.
 std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
     const GroupSpec& parent, const std::map<int, GroupMember*>& parents, const GroupSpec& group) {
-  auto made = std::make_shared<Group>(static_cast<int>(group.ranks.size()));
   std::map<int, std::unique_ptr<GroupMember>> ends;
   for (const auto& [index, member] : parents) {
+    auto* from = static_cast<EmulatedMember*>(member);
+    std::shared_ptr<Group> made = from->Split(group.ranks);
     auto at = std::find(group.ranks.begin(), group.ranks.end(), parent.ranks[index]);
     if (at == group.ranks.end()) continue;
     const int me = static_cast<int>(at - group.ranks.begin());
-    ends[me] =
-        std::make_unique<EmulatedMember>(made, group.name, me, static_cast<EmulatedMember*>(member)->device(),
-                                         SharesMemory(group.at_once) ? 0 : BytesOf(group));
+    ends[me] = std::make_unique<EmulatedMember>(std::move(made), group.name, me, from->device(),
+                                                SharesMemory(group.at_once) ? 0 : BytesOf(group));
   }
   return ends;
 }

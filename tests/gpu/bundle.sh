@@ -3,23 +3,27 @@
 # CUDA's libraries:
 #   tests/gpu/bundle.sh             builds, and makes build/gpu_bundle and build/gpu_bundle.tar.xz
 #   tests/gpu/bundle.sh --no-build  of what has been built
+#   tests/gpu/bundle.sh --lines     with kernels that know their source lines, for what racecheck and memcheck print: built
+#                                   in build/lines, and larger
 #   tests/gpu/bundle.sh --check     also unpacks it elsewhere and proves that nothing but glibc and CUDA's libraries is
 #                                   missing in it
 # There: tar xJf gpu_bundle.tar.xz && gpu_bundle/run.sh
 set -eu
 cd "$(dirname "$0")/../.."
 build=build most_mb=40
-make=yes check=no
+make=yes check=no lines=OFF
 for argument in "$@"; do
   case $argument in
     --no-build) make=no ;;
     --check) check=yes ;;
+    --lines) lines=ON most_mb=60 ;;
     --build=*) build=${argument#*=} ;;
-    *) echo "bundle.sh: '$argument' is not known; --no-build --check --build=DIR" >&2; exit 1 ;;
+    *) echo "bundle.sh: '$argument' is not known; --no-build --check --lines --build=DIR" >&2; exit 1 ;;
   esac
 done
+if [ $lines = ON ]; then build=$build/lines; fi
 if [ $make = yes ]; then
-  [ -e "$build/build.ninja" ] || cmake -S . -B "$build" -G Ninja
+  [ -e "$build/build.ninja" ] || cmake -S . -B "$build" -G Ninja -DOFL_CUDA_LINES=$lines
   cmake --build "$build" --target gpu_programs
 fi
 backend=$build/lib/liboneflow_like_cuda.so

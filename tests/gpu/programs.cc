@@ -8,7 +8,14 @@
 #define OFL_DECLARE(name) int MainOf_##name(int argc, char** argv);
 OFL_PROGRAMS(OFL_DECLARE)
 
+#if defined(OFL_EMULATED)
+#include "tests/gpu/backend.h"
+#endif
+
 int main(int argc, char** argv) {
+#if defined(OFL_EMULATED)
+  oneflow_like::gpu::TestedBackend();  // for meshes of kind cuda
+#endif
   const char* slash = std::strrchr(argv[0], '/');
   const char* called = slash ? slash + 1 : argv[0];
 #define OFL_RUN(name) \

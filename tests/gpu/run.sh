@@ -1,11 +1,14 @@
 #!/bin/sh
 # Runs every check that needs a GPU and prints one table. In the bundle that bundle.sh makes:
 #   ./run.sh                        everything
-#   ./run.sh --only=ops,boxing      some of it; --list names all. Groups: correctness, sanitizers, speed
+#   ./run.sh --only=ops,boxing      some of it; --list names all. Groups: correctness, sanitizers, speed, models
 #   ./run.sh --device=1 --logs=DIR  on another GPU; where each check's output goes (default ./logs)
 #   ./run.sh --limit=600            no program may take longer, in seconds (default 1800)
-#   ./run.sh --total=570            no check begins after so many seconds, and none then running goes on: a table
-#                                   in any case, where a command may not take longer
+#   ./run.sh --total=540            no check begins after so many seconds, and none then running goes on: a table
+#                                   in any case, where a command may not take longer. Without --only= each check has
+#                                   its share of them (limit_of), so that one that is slow leaves time to the others
+#   ./run.sh --out=DIR              the table, and what all checks printed, packed: at most 8 files of 16 MiB
+#   ./run.sh --nccl=DIR             a folder with libnccl.so.2 of 2.30 or newer, for 'ranks': several on one card
 #   ./run.sh --apart                one check at a time; else those of correctness run side by side where there are at
 #                                   least eight cores (their seconds are then those of all)
 #   ./run.sh --seed=N               of the cuts that 'signatures' draws (default: the time), --signature_seconds=N for
@@ -22,13 +25,13 @@ cd "$(dirname "$0")" || exit 1
 TOGETHER="ops sizes loss_curves narrow_types faults sessions examples programs nccl cards boxing signatures"
 CORRECTNESS="$TOGETHER out_of_memory"  # which wants the whole card
 SANITIZERS="racecheck memcheck"
-MODELS="llama_160m resnet_50 llama_1b moe_64 vit_base bert_base dlrm unet"  # as in peers/steps_cuda.py
-FIRST="steps_124M torch_124M model_llama_160m model_resnet_50 model_llama_1b model_moe_64"
-REST="ceilings calibrate attention grouped kernels_124M model_vit_base model_bert_base model_dlrm model_unet steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
+MODELS="llama_160m resnet_50 llama_1b moe_64 vit_base bert_base dlrm unet caption insightface"  # as in peers/steps_cuda.py
+FIRST="steps_124M torch_124M model_llama_160m model_resnet_50 model_llama_1b model_moe_64 calibrate"
+REST="model_vit_base model_bert_base steps_1.3B torch_1.3B model_dlrm model_unet model_caption model_insightface ceilings attention grouped kernels_124M kernels_1.3B gemms_124M gemms_1.3B"
 SPEED="$FIRST $REST"
-CHECKS="$CORRECTNESS $FIRST $SANITIZERS $REST"
+CHECKS="$CORRECTNESS $FIRST ranks $SANITIZERS $REST"
 apart=no seed=$(date +%s) signature_seconds=60
-only= device=0 logs=logs limit=1800 total=0 python= caches=caches
+only= device=0 logs=logs limit=1800 total=0 python= caches=caches nccl= out=
 for argument in "$@"; do
   case $argument in
     --only=*) only=$(echo "${argument#*=}" | tr ',' ' ') ;;
@@ -37,12 +40,14 @@ for argument in "$@"; do
     --limit=*) limit=${argument#*=} ;;
     --total=*) total=${argument#*=} ;;
     --python=*) python=${argument#*=} ;;
+    --nccl=*) nccl=${argument#*=} ;;
+    --out=*) out=${argument#*=} ;;
     --apart) apart=yes ;;
     --seed=*) seed=${argument#*=} ;;
     --signature_seconds=*) signature_seconds=${argument#*=} ;;
     --caches=*) caches=${argument#*=} ;;
     --list) echo $CHECKS; exit 0 ;;
-    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --apart --seed=N --signature_seconds=N --python=FILE --caches=DIR --list" >&2; exit 1 ;;
+    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --apart --seed=N --signature_seconds=N --python=FILE --caches=DIR --nccl=DIR --out=DIR --list" >&2; exit 1 ;;
   esac
 done
 only=$(for check in $only; do
@@ -50,6 +55,7 @@ only=$(for check in $only; do
     correctness) echo $CORRECTNESS ;;
     sanitizers) echo $SANITIZERS ;;
     speed) echo $SPEED ;;
+    models) for model in $MODELS; do echo "model_$model"; done ;;
     *) echo $check ;;
   esac
 done)
@@ -57,11 +63,11 @@ only=$(echo $only)
 for check in $only; do
   case " $CHECKS " in
     *" $check "*) ;;
-    *) echo "run.sh: there is no check '$check'; there are: $CHECKS; groups: correctness sanitizers speed" >&2; exit 1 ;;
+    *) echo "run.sh: there is no check '$check'; there are: $CHECKS; groups: correctness sanitizers speed models" >&2; exit 1 ;;
   esac
 done
 began=$(date +%s)
-mkdir -p "$logs" || exit 1
+mkdir -p "$logs" ${out:+"$out"} || exit 1
 # Ours (kernels compiled by NVRTC), the driver's, and PyTorch's.
 if [ -n "$caches" ] && mkdir -p "$caches"; then
   XDG_CACHE_HOME=$(cd "$caches" && pwd)
@@ -108,13 +114,25 @@ LIBRARIES=$(echo "$(cuda_libraries)${LD_LIBRARY_PATH:-}" | sed 's/:$//')
 ours() {
   LD_LIBRARY_PATH="$LIBRARIES" UCX_MODULE_DIR="$PWD/lib/ucx" timeout -k 10 "$(seconds_left)" "$@"
 }
-seconds_left() {  # for one program: the limit, or less where less of the total is left
+# Seconds that a check has in a run of everything within a total. Those of correctness have them side by side.
+limit_of() {
+  case $1 in
+    out_of_memory | ceilings) echo 30 ;;
+    steps_* | model_dlrm | model_unet | model_caption | attention | grouped) echo 60 ;;
+    ranks | model_* | kernels_*) echo 90 ;;
+    torch_* | calibrate) echo 120 ;;
+    racecheck | memcheck) echo 150 ;;
+    *) echo 210 ;;
+  esac
+}
+check_end=  # of the check under way, where it has a limit
+seconds_left() {  # for one program: the limit, or less where less of the check's time or of the total is left
   left=$limit
-  if [ "$total" -gt 0 ]; then
-    rest=$((began + total - $(date +%s)))
-    [ $rest -lt $left ] && left=$rest
-    [ $left -gt 0 ] || left=1
-  fi
+  now=$(date +%s)
+  for end in ${check_end:-} $([ "$total" -gt 0 ] && echo $((began + total))); do
+    [ $((end - now)) -lt $left ] && left=$((end - now))
+  done
+  [ $left -gt 0 ] || left=1
   echo $left
 }
 where_is() {  # a library -> its path as the loader finds it; nothing: it does not
@@ -152,30 +170,73 @@ tests() {  # program filter; with no test that is for this machine the check is 
 }
 
 sanitizer() {
+  which=$1
   tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer /usr/local/cuda*/compute-sanitizer/compute-sanitizer \
     2>/dev/null | head -n 1)
   if [ -z "$tool" ]; then
     missing "compute-sanitizer is not installed"
     return 1
   fi
-  # NVIDIA's libraries try calls that fail (symbols of other drivers); we look at every status of our own. Memory is
-  # watched in all kernels, since operands that we describe wrongly fail in theirs. Races are looked for in ours: theirs
-  # order accesses in ways the tool does not see, and take it very long. ("oneflow_like" is in the mangled names, which
-  # are compared; generated kernels are called ofl_...)
-  set -- "$1" --report-api-errors no
-  if [ "$1" = racecheck ]; then
-    named=$("$tool" --help 2>&1 | grep -o -e '--kernel-name\>' -e '--kernel-regex\>' | head -n 1)
-    if [ -n "$named" ]; then set -- "$@" "$named" kns=oneflow_like "$named" kns=ofl_; fi
-  fi
-  ours "$tool" --tool "$@" --error-exitcode 9 bin/ops_gpu "--device=$device" --quick --apart \
-    '--gtest_filter=-Nccl*:Memory*:Faults*:*ModelSizes*'
+  sanitized '-Nccl*:Ranks*:Memory*:Faults*:*ModelSizes*' "$log.records"
   code=$?
   grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/=* *//; s/^/figure: /'
   # Where the tool does not know the card or its driver nothing has been checked.
   if [ $code -ne 0 ] && grep -q 'Device not supported\|Unable to find injection library\|not supported on this' "$log"; then
     missing "compute-sanitizer does not work on this machine"
   fi
+  if [ $code -eq 124 ] || [ $code -eq 137 ]; then
+    echo "figure: $(grep -c '\[       OK \]' "$log") tests without an error, then its time was over"
+  fi
+  if [ "$which" = racecheck ] && [ -s "$log.records" ] && ! grep -q '^\[  FAILED  \]' "$log"; then
+    again=$(cut -f 1 "$log.records" | sort -u | tr '\n' ':')
+    echo "=== the tests with records once more"
+    mv "$log.records" "$log.records_first"
+    sanitized "$again" "$log.records"
+    sort -u "$log.records_first" > "$log.sorted"
+    twice=$(sort -u "$log.records" | comm -12 "$log.sorted" -)
+    if [ -n "$twice" ]; then
+      echo "figure: the same kernel and case twice: $(echo "$twice" | tr '\t\n' ' ;')"
+      return 9
+    fi
+    echo "figure: $(wc -l < "$log.sorted") records, none of which came again: $(tr '\t\n' ' ;' < "$log.sorted")"
+    return 0
+  fi
   return $code
+}
+
+# Runs the operators of a filter under the tool and writes "TEST<tab>KERNEL" of each record to a file.
+sanitized() {
+  # NVIDIA's libraries try calls that fail (symbols of other drivers); we look at every status of our own. Memory is
+  # watched in all kernels, since operands that we describe wrongly fail in theirs. Races are looked for in ours: theirs
+  # order accesses in ways the tool does not see, and take it very long. ("oneflow_like" is in the mangled names, which
+  # are compared; generated kernels are called ofl_...) All records are kept: by default the tool prints a hundred.
+  filter=$1 records=$2
+  set -- "$which" --report-api-errors no --print-limit 0
+  if [ "$which" = racecheck ]; then
+    set -- "$@" --racecheck-report analysis
+    named=$("$tool" --help 2>&1 | grep -o -e '--kernel-name\>' -e '--kernel-regex\>' | head -n 1)
+    if [ -n "$named" ]; then set -- "$@" "$named" kns=oneflow_like "$named" kns=ofl_; fi
+  fi
+  ours "$tool" --tool "$@" --error-exitcode 9 bin/ops_gpu "--device=$device" --quick --apart "--gtest_filter=$filter" \
+    > "$log.one" 2>&1
+  code=$?
+  cat "$log.one"
+  race_records "$log.one" > "$records"
+  rm -f "$log.one"
+  return $code
+}
+
+# "TEST<tab>KERNEL" of each record of races in a log: the test that was running, and the kernel of the first access,
+# without its place in it.
+race_records() {
+  awk '
+    /^\[ RUN      \]/ { test = $4 }
+    /^=+ (Error|Warning|Info): .*([Hh]azard|[Rr]ace)/ {
+      kernel = $0
+      if (kernel ~ /hazard detected/ && (getline next_line) > 0) kernel = next_line
+      sub(/.* at /, "", kernel); sub(/\+0x.*/, "", kernel); sub(/^0x[0-9a-f]+ in /, "", kernel)
+      print test "\t" kernel
+    }' "$1"
 }
 
 # The first losses on the GPU beside the CPU's, and a run to the end.
@@ -203,6 +264,11 @@ small_flags() {
     dlrm) echo --tables=5 --batch=32 ;;
   esac
 }
+losses_differ() {  # two files of --log_json, steps -> by how much of themselves, or "missing"
+  paste "$1" "$2" | grep '"loss"' | sed 's/[^\t]*"loss": *\([^,}]*\)[^\t]*/\1/g' | awk -v steps="$3" '
+    NR <= steps && $1 ~ /^[0-9]/ && $2 ~ /^[0-9]/ { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; lines++ }
+    END { if (lines == steps) printf "%.1e", worst; else print "missing" }'
+}
 program_losses() {  # program mesh file
   program=$1 mesh=$2 to=$3
   shift 3
@@ -219,16 +285,101 @@ programs() {
       program_losses "$program" cuda:dp=1 "$logs/${program}_12_cuda.json" || { wrong="$wrong $program" && continue; }
     steps=12 bound=1e-5
     case $program in resnet | insightface) steps=4 bound=1e-4 ;; esac
-    differs=$(paste "$logs/${program}_12_cpu.json" "$logs/${program}_12_cuda.json" | grep '"loss"' |
-      sed 's/[^\t]*"loss": *\([^,}]*\)[^\t]*/\1/g' | awk -v steps=$steps '
-        NR <= steps { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; lines++ }
-        END { if (lines == steps) printf "%.1e", worst; else print "missing" }')
+    differs=$(losses_differ "$logs/${program}_12_cpu.json" "$logs/${program}_12_cuda.json" $steps)
     echo "$program: the losses of $steps steps on the CPU and the GPU differ by $differs of themselves, allowed are $bound"
     awk -v a="$differs" -v b=$bound 'BEGIN { exit !(a != "missing" && a + 0 <= b + 0) }' || wrong="$wrong $program"
     worst=$(awk -v a="$worst" -v b="$differs" 'BEGIN { if (b + 0 > a + 0) print b; else print a }')
   done
   if [ -n "$wrong" ]; then echo "figure: other losses than on the CPU, or none:$wrong" && return 1; fi
   echo "figure: ten programs, CPU and GPU differ by at most $worst"
+}
+
+# Groups of ranks that share the card, each a process, by an NCCL that allows it; and a GPT over such ranks beside one
+# rank, and one of whose processes is killed. Under MPS, without which the processes would take turns on the card.
+ranks() {
+  if [ -z "$nccl" ]; then
+    missing "--nccl= names no folder with an NCCL of 2.30 or newer"
+    return 1
+  fi
+  if ! grep -q NCCL_MULTI_RANK_GPU_ENABLE "$nccl/libnccl.so.2" 2>/dev/null; then
+    missing "$nccl has $([ -e "$nccl/libnccl.so.2" ] && echo "an NCCL older than 2.30" || echo "no libnccl.so.2")"
+    return 1
+  fi
+  LIBRARIES=$(cd "$nccl" && pwd):$LIBRARIES
+  export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_MIN_CTAS=1
+  meeting=$(mktemp -d) mps=without
+  if command -v nvidia-cuda-mps-control > /dev/null; then
+    export CUDA_MPS_PIPE_DIRECTORY="$meeting/pipe" CUDA_MPS_LOG_DIRECTORY="$meeting/log"
+    mkdir "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+    if nvidia-cuda-mps-control -d && echo get_server_list | nvidia-cuda-mps-control > /dev/null; then
+      mps=under
+    else
+      unset CUDA_MPS_PIPE_DIRECTORY
+    fi
+  fi
+  ranks_of_card
+  code=$?
+  if [ $mps = under ]; then
+    echo quit | timeout 10 nvidia-cuda-mps-control
+    tail -n 20 "$meeting"/log/*.log
+  fi
+  rm -rf "$meeting"
+  [ $code -ne 0 ] || echo "figure: groups of 2 and 4 ranks, GPTs on 3 meshes, one killed, $mps MPS; $(grep -m 1 -o 'NCCL [0-9.]*' "$log")"
+  return $code
+}
+ranks_of_card() {
+  for size in 2 4; do
+    mkdir "$meeting/$size"
+    pids=
+    for rank in $(seq 0 $((size - 1))); do
+      ours bin/ops_gpu "--device=$device" '--gtest_filter=Ranks*' "--rank=$rank" "--ranks=$size" "--meeting=$meeting/$size" \
+        > "$meeting/$size.$rank.log" 2>&1 || touch "$meeting/$size/failed" &
+      pids="$pids $!"
+    done
+    # shellcheck disable=SC2086
+    wait $pids
+    cat "$meeting/$size".*.log
+    if [ -e "$meeting/$size/failed" ] || ! grep -q '\[       OK \] Ranks' "$meeting/$size.0.log"; then
+      echo "error: a group of $size ranks failed"
+      return 1
+    fi
+  done
+  set -- --text=data/jargon.txt.gz --eval_batches=0 --sample_tokens=0 --dropout=0 "--devices=$device"
+  ours bin/gpt "$@" --steps=12 --mesh=cuda:dp=1 "--log_json=$logs/ranks_one.json" || return
+  for mesh in dp=2 tp=2 dp=2,tp=2; do
+    count=2 more=--zero=0
+    case $mesh in dp=2,tp=2) count=4 more=--zero=3 ;; esac
+    ours bin/gpt "$@" --steps=12 "--mesh=cuda:$mesh" $more "--processes=$count" "--log_json=$logs/ranks_some.json" \
+      > "$meeting/gpt.log" 2>&1
+    code=$?
+    cat "$meeting/gpt.log"
+    [ $code -eq 0 ] || return $code
+    grep -q 'NCCL [0-9]' "$meeting/gpt.log" || { echo "error: $mesh was not by NCCL" && return 1; }
+    differs=$(losses_differ "$logs/ranks_one.json" "$logs/ranks_some.json" 12)
+    echo "$mesh with $count processes: losses differ from one rank's by $differs of themselves, allowed are 1e-5"
+    awk -v a="$differs" 'BEGIN { exit !(a != "missing" && a + 0 <= 1e-5) }' || { echo "error: $mesh has other losses" && return 1; }
+  done
+  # One of four is killed in the middle: the others end with an error, and do not wait for it.
+  ours bin/gpt "$@" --steps=100000 --mesh=cuda:dp=4 --processes=4 --log_every=1 > "$meeting/killed.log" 2>&1 &
+  pid=$!
+  while kill -0 $pid 2>/dev/null && ! grep -q 'step 5' "$meeting/killed.log"; do sleep 0.2; done
+  child=$(descendants $pid | tail -n 1)
+  [ -n "$child" ] && kill -9 "$child"
+  start=$(date +%s)
+  wait $pid
+  code=$?
+  cat "$meeting/killed.log"
+  echo "process $child was killed, the job ended with $code after $(($(date +%s) - start)) s"
+  if [ -z "$child" ] || [ $code -eq 0 ] || [ $code -ge 124 ]; then echo "error: the others did not end by themselves" && return 1; fi
+}
+descendants() {  # of a process, parents first
+  for status in /proc/[0-9]*/status; do
+    if [ "$(sed -n 's/^PPid:[[:space:]]*//p' "$status" 2>/dev/null)" = "$1" ]; then
+      child=${status%/status}
+      echo "${child#/proc/}"
+      descendants "${child#/proc/}"
+    fi
+  done
 }
 
 # The program and its flags of a model, by its name in peers/steps_cuda.py, and of GPT-2 124M with bytes as its words.
@@ -277,6 +428,7 @@ calibrate() {
 
 # A program's step in bf16 beside the same model's in PyTorch, compiled.
 model_step() {  # name, as in peers/steps_cuda.py
+  rm -f "$logs/model_$1.twin"
   flags=$(flags_of "$1")
   program=${flags%% *}
   # shellcheck disable=SC2086
@@ -294,7 +446,9 @@ model_step() {  # name, as in peers/steps_cuda.py
     cat "$log.torch"
     [ $code -eq 0 ] || { echo "figure: $text; PyTorch's ended with $code" && return $code; }
     their=$(json "$log.torch" step_ms)
-    text="$text, PyTorch $(json "$log.torch" torch) compiled $their: $(awk "BEGIN { printf \"%.2f\", $their / $own }") times as fast"
+    times=$(awk "BEGIN { printf \"%.2f\", $their / $own }")
+    text="$text, PyTorch $(json "$log.torch" torch) compiled $their: $times times as fast"
+    echo "| $name | $own | $their | $times |" > "$logs/model_$name.twin"
   else
     text="$text; $python has no PyTorch 2 that sees a GPU"
   fi
@@ -313,12 +467,19 @@ torch_steps() {  # model batches...
     return 1
   fi
   model=$1
+  rm -f "$logs/model_gpt_$model.twin"
   shift
   timeout -k 10 "$(seconds_left)" "$python" peers/gpt_cuda.py --model "$model" --device "$device" --batch "$@" || return
   their=$(json "$log" tokens_per_s)
   text="$(printf '%.0f' "$their") tokens/s, batch $(json "$log" batch), PyTorch $(json "$log" torch) compiled"
   own=$(value "$logs/steps_$model.log" tokens_per_s)
-  if [ -n "$own" ]; then text="$text; ours is $(awk "BEGIN { printf \"%.2f\", $own / $their }") times it"; fi
+  if [ -n "$own" ]; then
+    times=$(awk "BEGIN { printf \"%.2f\", $own / $their }")
+    text="$text; ours is $times times it"
+    if [ "$(value "$logs/steps_$model.log" batch)" = "$(json "$log" batch)" ]; then
+      echo "| gpt_$model | $(value "$logs/steps_$model.log" step_ms) | $(json "$log" step_ms) | $times |" > "$logs/model_gpt_$model.twin"
+    fi
+  fi
   echo "figure: $text"
 }
 
@@ -335,6 +496,7 @@ run_check() {
     faults) tests runtime_gpu 'Faults*' ;;
     out_of_memory) tests runtime_gpu 'Memory*' && tests ops_gpu 'Memory*' ;;
     sessions) tests runtime_gpu 'Sessions*' ;;
+    ranks) (ranks) ;;
     examples) examples ;;
     programs) programs ;;
     model_*) model_step "${1#model_}" ;;
@@ -342,14 +504,14 @@ run_check() {
     ceilings) bench --what=ceilings ;;
     calibrate) calibrate ;;
     steps_124M) bench --what=steps --model=124M --batch=32 ;;
-    steps_1.3B) bench --what=steps --model=1.3B ;;
+    steps_1.3B) bench --what=steps --model=1.3B --batch=8 ;;
     torch_124M) torch_steps 124M 32 ;;
-    torch_1.3B) torch_steps 1.3B 96 64 48 32 24 16 12 8 6 4 2 1 ;;
+    torch_1.3B) torch_steps 1.3B 8 ;;
     attention | grouped) bench --what="$1" ;;
     kernels_124M) bench --what=kernels --model=124M --batch=32 ;;
-    kernels_1.3B) bench --what=kernels --model=1.3B ;;
+    kernels_1.3B) bench --what=kernels --model=1.3B --batch=8 ;;
     gemms_124M) bench --what=gemms --model=124M --batch=32 ;;
-    gemms_1.3B) bench --what=gemms --model=1.3B ;;
+    gemms_1.3B) bench --what=gemms --model=1.3B --batch=8 ;;
   esac
 }
 
@@ -361,11 +523,14 @@ if [ $code -eq 2 ]; then exit 2; fi
 if [ $code -ne 0 ]; then cat "$logs/device.log"; exit 1; fi
 
 failed=0 absent=0
+each_has_a_share() { [ "$total" -gt 0 ] && [ -z "$only" ]; }
 # Runs a check and keeps what became of it beside its log.
 perform() {
   log=$logs/$1.log
   rm -f "$log.missing" "$log.skipped" "$log.torch" "$log.ended"
   start=$(date +%s)
+  check_end=
+  if each_has_a_share; then check_end=$((start + $(limit_of "$1"))); fi
   if [ "$total" -gt 0 ] && [ $((start - began)) -ge "$total" ]; then
     missing "no time was left"
     code=1
@@ -391,10 +556,13 @@ tell() {
   elif [ "$code" -eq 0 ]; then
     result=passed
   elif [ "$code" -eq 124 ] && [ "$total" -gt 0 ] && [ $(($(date +%s) - began)) -ge "$total" ]; then
-    result="not finished" figure="no time was left" absent=$((absent + 1))
+    result="not finished" figure="no time was left${figure:+; $figure}" absent=$((absent + 1))
+  elif [ "$code" -eq 124 ] && each_has_a_share && ! is_in "$check" "$CORRECTNESS"; then
+    # A step or a tool that is slow; what should be right and does not end is a failure.
+    result="not finished" figure="its $(limit_of "$check") s were over${figure:+; $figure}" absent=$((absent + 1))
   else
     result="FAILED ($code)" failed=$((failed + 1))
-    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then figure="ended after $limit s, or killed"; fi
+    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then figure="ended after $seconds s, or killed"; fi
     reason=$(grep -m 1 -A 1 '^error: \|: Failure$' "$log" | tr '\n|' ' /' | cut -c 1-160)
     [ -n "$figure$reason" ] || reason=$(grep -m 1 'error\|\[  FAILED' "$log" | tr '|' '/' | cut -c 1-160)
     figure="$figure${figure:+${reason:+; }}$reason"
@@ -402,31 +570,123 @@ tell() {
   # What a library refused and was done in a slower way, for one.
   warnings=$(grep -c '^W[0-9]\{4\}' "$log" 2>/dev/null)
   if [ "${warnings:-0}" -gt 0 ]; then figure="$figure; $warnings warnings in its log"; fi
-  printf '| %s | %s | %s | %s |\n' "$check" "$result" "$figure" "$seconds"
+  say "$(printf '| %s | %s | %s | %s |' "$check" "$result" "$figure" "$seconds")"
+}
+is_in() {  # a word, words
+  case " $2 " in *" $1 "*) return 0 ;; esac
+  return 1
+}
+# Prints a line, which is also in the table that is kept.
+say() {
+  echo "$1"
+  [ -z "$out" ] || echo "$1" >> "$out/table.txt"
+}
+
+# What libraries take of the card is known by what it lost meanwhile, so that programs side by side would keep for later
+# tables what others took.
+taken=${XDG_CACHE_HOME:-$HOME/.cache}/oneflow_like/library_memory
+put_aside() { if [ -e "$taken" ]; then cp "$taken" "$logs/library_memory"; else rm -f "$logs/library_memory"; fi; }
+put_back() { if [ -e "$logs/library_memory" ]; then cp "$logs/library_memory" "$taken"; else rm -f "$taken"; fi; }
+
+# PyTorch compiles the models that will be timed while the checks of correctness run, into the caches: most of a check
+# of a model's step is that. One after another; none begins after two minutes.
+compile_ahead() {
+  sees_gpu || return 0
+  for check in $checks; do
+    [ $(($(date +%s) - began)) -lt 120 ] || break
+    case $check in
+      torch_124M) set -- peers/gpt_cuda.py --model 124M --batch 32 --warm_up 1 --steps 1 ;;
+      model_*) set -- peers/steps_cuda.py "${check#model_}" --steps 1 ;;
+      *) continue ;;
+    esac
+    timeout -k 10 60 "$python" "$@" --device "$device"
+  done
+}
+
+# Into --out: everything that the checks printed or wrote, and the compiled kernels, so that they can be given to the
+# next machine. The table is there already.
+keep() {
+  [ -n "$out" ] || return 0
+  for log in "$logs"/*; do  # of a tool that had very much to say the two ends
+    [ "$(stat -c %s "$log")" -gt 33554432 ] || continue
+    { head -c 16777216 "$log"; echo "... left out ..."; tail -c 16777216 "$log"; } > "$log.cut" && mv "$log.cut" "$log"
+  done
+  rm -f "$out"/logs.tar.xz.*
+  tar -C "$(dirname "$logs")" -I 'xz -T0 -2' -cf - "$(basename "$logs")" | split -b 16m -d -a 1 - "$out/logs.tar.xz."
+  for part in "$out"/logs.tar.xz.[6-9]; do
+    [ ! -e "$part" ] || { echo "left out for want of room: $part" && rm "$part"; }
+  done
+  if [ -d "$(dirname "$taken")" ]; then
+    tar -C "$(dirname "$(dirname "$taken")")" -I 'xz -T0 -2' -cf "$out/caches.tar.xz" oneflow_like
+    [ "$(stat -c %s "$out/caches.tar.xz")" -le 16777216 ] || rm "$out/caches.tar.xz"
+  fi
 }
 
 checks=${only:-$CHECKS}
-printf '\n| check | result | figure | seconds |\n|---|---|---|---|\n'
+# A signal ends what runs, and the table and the logs so far are kept. (A shell that waits for a command in the
+# foreground would look at it afterwards; so checks run in the background.)
+end_early() {
+  trap '' TERM INT
+  # shellcheck disable=SC2046
+  kill $(descendants $$) 2>/dev/null
+  say "ended by a signal"
+  keep
+  exit 3
+}
+trap end_early TERM INT
+[ -z "$out" ] || { rm -f "$out/table.txt" && cp "$logs/device.log" "$out/table.txt"; }
+say ''
+say '| check | result | figure | seconds |'
+say '|---|---|---|---|'
 together=
 if [ $apart = no ] && [ "$(nproc)" -ge 8 ]; then
   for check in $checks; do
-    case " $TOGETHER " in *" $check "*) together="$together $check" ;; esac
+    if is_in "$check" "$TOGETHER"; then together="$together $check"; fi
   done
+  put_aside
+  if [ -n "$together" ]; then compile_ahead > "$logs/compile_ahead.log" 2>&1 & fi
   for check in $together; do perform "$check" & done
   wait
+  put_back
   for check in $together; do tell "$check"; done
+  [ -z "$together" ] || keep
 fi
 for check in $checks; do
-  case " $together " in *" $check "*) continue ;; esac
-  perform "$check"
+  if is_in "$check" "$together"; then continue; fi
+  perform "$check" &
+  wait $!
   tell "$check"
 done
+rows=$(for check in $checks; do
+  case $check in
+    torch_*) name=gpt_${check#torch_} ;;
+    model_*) name=${check#model_} ;;
+    *) continue ;;
+  esac
+  cat "$logs/model_$name.twin" 2>/dev/null
+done)
+if [ -n "$rows" ]; then
+  say ''
+  say '| model | ms a step | PyTorch compiled | times as fast |'
+  say '|---|--:|--:|--:|'
+  say "$rows"
+fi
 for check in attention grouped kernels_124M kernels_1.3B gemms_124M gemms_1.3B; do
-  [ -z "$only" ] || case " $only " in *" $check "*) ;; *) continue ;; esac
-  printf '\n%s:\n\n' "$check"
-  grep '^|' "$logs/$check.log"
+  if [ -n "$only" ] && ! is_in "$check" "$only"; then continue; fi
+  grep -q '^|' "$logs/$check.log" || continue
+  say ''
+  say "$check:"
+  say ''
+  say "$(grep '^|' "$logs/$check.log")"
 done 2>/dev/null
-echo
-if [ $failed -gt 0 ]; then echo "$failed failed; what each printed is in $logs/"; exit 1; fi
-if [ $absent -gt 0 ]; then echo "none failed, $absent could not be run"; exit 3; fi
-echo "all passed"
+say ''
+code=0
+if [ $failed -gt 0 ]; then
+  say "$failed failed; what each printed is in $logs/" && code=1
+elif [ $absent -gt 0 ]; then
+  say "none failed, $absent could not be run" && code=3
+else
+  say "all passed"
+fi
+keep
+exit $code

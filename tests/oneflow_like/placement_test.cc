@@ -52,6 +52,23 @@ TEST(Placement, ProcessesOfAHostShareItsDevices) {
       EXPECT_EQ(error, "");
 }
 
+TEST(Placement, ProcessesKnowWhetherTheyShareDevices) {
+  EXPECT_FALSE(SharesDevices(*Model(Mesh("cuda", {{"dp", 2}})).impl()));
+  for (const char* kind : {"cuda", "cpu", "cpu+cuda"})
+    for (int given = 1; given <= 5; ++given)
+      for (const std::string& error : RunProcesses(2, [&](std::shared_ptr<Job> job) {
+             ModelOptions options;
+             options.job = job;
+             for (int d = 0; d < given; ++d) options.devices.push_back(d);
+             const Model model(Mesh::Parse(Cat(kind, ":pp=8")), options);
+             // Eight ranks on three devices: the second one's are of both processes.
+             EXPECT_EQ(SharesDevices(*model.impl()),
+                       std::string(kind) == "cuda" && (given == 1 || given == 3))
+                 << kind << " " << given;
+           }))
+        EXPECT_EQ(error, "");
+}
+
 // A process has the cores that machine and control groups leave it beside the others of its host.
 TEST(Placement, ProcessesOfAHostShareItsCores) {
   Meeting meeting(4);

@@ -1,4 +1,6 @@
 """The models of examples/ as modules of PyTorch, for those who time their steps (steps_torch.py, steps_cuda.py)."""
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -22,6 +24,7 @@ class Bottleneck(nn.Module):
 
 class ResNet50(nn.Module):
     def __init__(self, classes=10):
+        """classes None: the features are given."""
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64))
         blocks, width = [], 64
@@ -29,7 +32,7 @@ class ResNet50(nn.Module):
             for i in range(count):
                 blocks.append(Bottleneck(width, inner, 2 if group > 0 and i == 0 else 1))
                 width = 4 * inner
-        self.blocks, self.output = nn.Sequential(*blocks), nn.Linear(width, classes)
+        self.blocks, self.output = nn.Sequential(*blocks), nn.Linear(width, classes) if classes else nn.Identity()
 
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.stem(x), inplace=True), 3, 2, 1)
@@ -92,14 +95,18 @@ class Llama(nn.Module):
             if p.dim() > 1:
                 nn.init.normal_(p, 0, 0.02)
 
-    def forward(self, tokens):
-        place = torch.arange(tokens.shape[1], device=tokens.device).float()
+    def forward(self, tokens, before=None):
+        """before[b p w]: what stands before the tokens, whose logits are not given."""
+        x, first = self.embedding(tokens), 0
+        if before is not None:
+            x, first = torch.cat((before.to(x.dtype), x), 1), before.shape[1]
+        place = torch.arange(x.shape[1], device=tokens.device).float()
         angles = torch.outer(place, 500000.0 ** (-torch.arange(0, self.depth, 2, device=tokens.device) / self.depth))
         angles = torch.cat((angles, angles), -1)
-        x, cos, sin = (t.to(self.kind) for t in (self.embedding(tokens), angles.cos(), angles.sin()))
+        x, cos, sin = (t.to(self.kind) for t in (x, angles.cos(), angles.sin()))
         for block in self.blocks:
             x = block(x, cos, sin)
-        return self.output(self.norm(x))
+        return self.output(self.norm(x[:, first:]))
 
 
 class Dlrm(nn.Module):
@@ -160,17 +167,61 @@ class Block(nn.Module):
 
 class Vit(nn.Module):
     def __init__(self, width=768, layers=12, heads=12, patch=16, side=224, classes=10):
+        """classes None: all tokens are given, normed."""
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(0.02 * torch.randn((side // patch) ** 2 + 1, width))
         self.blocks = nn.Sequential(*(Block(width, heads, True, 1e-6) for _ in range(layers)))
-        self.norm, self.output = nn.LayerNorm(width, 1e-6), nn.Linear(width, classes)
+        self.norm, self.output = nn.LayerNorm(width, 1e-6), nn.Linear(width, classes) if classes else None
 
     def forward(self, images):
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.first.expand(x.shape[0], -1, -1).to(x.dtype), x], 1) + self.positions
+        if self.output is None:
+            return self.norm(self.blocks(x))
         return self.output(self.norm(self.blocks(x)[:, 0]))
+
+
+class Caption(nn.Module):
+    """A Llama that reads a picture before its tokens."""
+
+    def __init__(self, side, eye_layers, layers):
+        super().__init__()
+        self.eye, self.into_text = Vit(64, eye_layers, 4, 4, side, None), nn.Linear(64, 128)
+        self.text = Llama(128, layers, 81, 4, 2, 32, 384)
+
+    def forward(self, images, shown, tokens):
+        return self.text(tokens, self.into_text(self.eye(images)) * shown[:, None, None])
+
+
+class Faces(nn.Module):
+    """Scaled cosines to the centres of all identities, the own one's angle greater by a margin."""
+
+    def __init__(self, identities, width, scale=32, margin=0.3):
+        super().__init__()
+        self.backbone, self.embedding = ResNet50(None), nn.Linear(2048, width, bias=False)
+        self.norm, self.scale, self.margin = nn.BatchNorm1d(width), scale, margin
+        self.centres = nn.Parameter(0.01 * torch.randn(identities, width))
+
+    def forward(self, images, labels):
+        faces = F.normalize(self.norm(self.embedding(self.backbone(images))))
+        cosine = F.linear(faces, F.normalize(self.centres)).float()
+        own = cosine.gather(1, labels[:, None])
+        further = own * math.cos(self.margin) - (1 - own * own).clamp_min(1e-6).sqrt() * math.sin(self.margin)
+        target = torch.where(own > -math.cos(self.margin), further, own - self.margin * math.sin(self.margin))
+        return self.scale * cosine.scatter(1, labels[:, None], target)
+
+
+class AdagradRows(torch.optim.Optimizer):
+    """One number of state for each row."""
+
+    @torch.no_grad()
+    def step(self):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            state = self.state[p]
+            state["sum"] = state.get("sum", 0) + p.grad.square().mean(1)
+            p.addcdiv_(p.grad, (state["sum"].sqrt() + 1e-10)[:, None], value=-self.defaults["lr"])
 
 
 class Bert(nn.Module):
@@ -224,8 +275,9 @@ class Experts(nn.Module):
 
 
 class Moe(nn.Module):
-    def __init__(self, width, layers, heads, context, experts, top_k, inner=256, vocabulary=256):
+    def __init__(self, width, layers, heads, context, experts, top_k, vocabulary=256):
         super().__init__()
+        inner = 2 * width
         self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Parameter(0.02 * torch.randn(context, width))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * layers + 1))
         self.attentions = nn.ModuleList(Attention(width, heads) for _ in range(layers))

@@ -1,0 +1,206 @@
+#!/bin/sh
+# Tests run.sh: run_test.sh                  what it makes of checks that pass, fail, are slow or cannot run; the programs
+#                                            and tools are scripts of a line or two
+#                   run_test.sh BUILD CHECKS  its checks of this list on the emulator, with the programs of a build folder
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+mkdir -p "$place/bin" "$place/data" "$place/peers" "$place/tools"
+cp "$here/run.sh" "$place/"
+cp "$here"/../peers/gpt_cuda.py "$here"/../peers/gpt_torch.py "$here"/../peers/steps_cuda.py "$here"/../peers/torch_models.py \
+  "$place/peers/"
+: > "$place/wanted"
+cd "$place"
+
+if [ $# -eq 2 ]; then
+  for program in ops_gpu runtime_gpu bench_gpu; do ln -s "$1/tests/gpu/${program}_emulated" "bin/$program"; done
+  for program in gpt llama resnet vit bert unet dlrm moe caption insightface; do
+    ln -s "$1/tests/gpu/programs_emulated" "bin/$program"
+  done
+  cp /usr/share/doc/jargon-text/jargon.txt.gz data/
+  code=0
+  ./run.sh "--only=$2" --python=/nonexistent || code=$?
+  [ $code -eq 0 ] || cat logs/*.log
+  exit $code
+fi
+
+# --- Scripts in the place of programs ---
+
+script() {  # path, from stdin; $0, $1 ... are its own
+  { echo '#!/bin/sh'; cat; } > "$1"
+  chmod +x "$1"
+}
+script tools/nproc <<'TEXT'
+echo 16
+TEXT
+PATH=$place/tools:$PATH
+XDG_CACHE_HOME=$place/caches
+export PATH XDG_CACHE_HOME
+for program in ops_gpu runtime_gpu bench_gpu gpt; do
+  script bin/$program <<'TEXT'
+echo 'device: a stub'
+mkdir -p "$XDG_CACHE_HOME/oneflow_like"
+case "$*" in
+  *gtest_filter=Nothing*) exit 0 ;;
+  *Narrow*) echo 4000000000 a card > "$XDG_CACHE_HOME/oneflow_like/library_memory" ;;
+  *Boxing*) echo 'error: boxing is wrong' && exit 1 ;;
+  *Sessions*) sleep 30 ;;
+  *what=ceilings*) sleep 30 ;;
+esac
+echo '[ RUN      ] A.Test'
+echo '[       OK ] A.Test'
+echo 'figure: a figure'
+TEXT
+done
+
+wrong=0
+expect() {  # what must be in the file, an extended regular expression
+  if ! grep -Eq -- "$1" "${2:-out.txt}"; then
+    echo "run_test.sh: '$1' is not in:" && cat "${2:-out.txt}"
+    wrong=1
+  fi
+}
+run() {  # the exit code it must end with, and arguments
+  want=$1 code=0
+  shift
+  ./run.sh --python=/nonexistent "$@" > out.txt 2>&1 || code=$?
+  if [ $code -ne "$want" ]; then
+    echo "run_test.sh: run.sh $* ended with $code, not $want:" && cat out.txt
+    wrong=1
+  fi
+}
+
+# Those of correctness side by side, one of them wrong; what libraries took is as it was before them.
+mkdir -p caches/oneflow_like
+echo 300000000 a card > caches/oneflow_like/library_memory
+run 1 --only=nccl,narrow_types,boxing --out=kept
+expect '^\| nccl \| passed \| a figure \|'
+expect '^\| narrow_types \| passed'
+expect '^\| boxing \| FAILED \(1\) \| a figure.*|error: boxing is wrong'
+expect '^1 failed' kept/table.txt
+expect '^300000000 a card' caches/oneflow_like/library_memory
+tar -xJf kept/caches.tar.xz -O oneflow_like/library_memory > out.txt
+expect '^300000000 a card'
+cat kept/logs.tar.xz.* | tar -xJO logs/boxing.log > out.txt
+expect 'boxing is wrong'
+[ "$(find kept -type f | wc -l)" -le 8 ] || { echo "run_test.sh: more than 8 files are kept" && wrong=1; }
+
+# Alone it may keep what libraries took.
+run 0 --only=narrow_types --apart
+expect '^4000000000 a card' caches/oneflow_like/library_memory
+
+# What is slow: without a share of the time it has all that is left; in a run of everything its own part.
+run 3 --only=ceilings --total=2
+expect '^\| ceilings \| not finished \| no time was left'
+sed 's/ceilings) echo 30/ceilings) echo 1/; s/\*) echo 210/*) echo 2/' run.sh > short.sh
+mv short.sh run.sh
+chmod +x run.sh
+run 1 --total=300
+expect '^\| sessions \| FAILED \(124\) \| ended after'
+expect '^\| ceilings \| not finished \| its 1 s were over'
+expect '^\| torch_124M \| not run \| /nonexistent has no PyTorch'
+expect '^\| racecheck \| not run \| compute-sanitizer is not installed'
+cp "$here/run.sh" .
+
+# The order of a run of everything.
+./run.sh --list | tr ' ' '\n' > out.txt
+for pair in signatures:steps_124M steps_124M:model_llama_160m model_llama_160m:model_resnet_50 model_resnet_50:model_llama_1b \
+  model_llama_1b:model_moe_64 model_moe_64:calibrate calibrate:racecheck racecheck:memcheck memcheck:model_vit_base; do
+  first=$(grep -n "^${pair%:*}\$" out.txt | cut -d : -f 1) then=$(grep -n "^${pair#*:}\$" out.txt | cut -d : -f 1)
+  [ "$first" -lt "$then" ] || { echo "run_test.sh: ${pair%:*} does not come before ${pair#*:}" && wrong=1; }
+done
+
+# A signal: the table so far is kept.
+./run.sh --python=/nonexistent --only=nccl,ceilings --apart --out=early > out.txt 2>&1 &
+pid=$!
+while ! grep -q '^| nccl' early/table.txt 2>/dev/null; do sleep 0.1; done
+kill $pid
+code=0
+wait $pid || code=$?
+[ $code -eq 3 ] || { echo "run_test.sh: after a signal it ended with $code" && wrong=1; }
+expect 'ended by a signal' early/table.txt
+[ -e early/logs.tar.xz.0 ] || { echo "run_test.sh: no logs after a signal" && wrong=1; }
+
+# Races: the same kernel and case twice is a defect, else it was the tool's.
+script tools/compute-sanitizer <<'TEXT'
+case "$*" in
+  *--help*) exit 0 ;;
+  *"tool memcheck"*) echo '========= ERROR SUMMARY: 0 errors' && exit 0 ;;
+esac
+echo run >> "$RECORDS/runs"
+echo '[ RUN      ] Catalog/Ops.Work/softmax'
+if [ "$(wc -l < "$RECORDS/runs")" -le "$TIMES" ]; then
+  echo '========= Error: Race reported between Write access at void oneflow_like::Rows(int *, float)+0x2d0 in rows.h:42'
+  echo '=========     and Read access at void oneflow_like::Rows(int *, float)+0x4d0 in rows.h:85 [508 hazards]'
+  echo '[       OK ] Catalog/Ops.Work/softmax'
+  echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)'
+  exit 9
+fi
+echo '[       OK ] Catalog/Ops.Work/softmax'
+echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'
+TEXT
+RECORDS=$place
+export RECORDS TIMES
+TIMES=0
+run 0 --only=racecheck,memcheck
+expect '^\| racecheck \| passed \| RACECHECK SUMMARY: 0 hazards'
+expect '^\| memcheck \| passed \| ERROR SUMMARY: 0 errors'
+rm -f runs
+TIMES=1
+run 0 --only=racecheck
+expect '^\| racecheck \| passed \| 1 records, none of which came again: Catalog/Ops.Work/softmax void oneflow_like::Rows\(int \*, float\);'
+rm -f runs
+TIMES=2
+run 1 --only=racecheck
+expect '^\| racecheck \| FAILED \(9\) \| the same kernel and case twice: Catalog/Ops.Work/softmax void oneflow_like::Rows'
+
+# Several ranks on a card.
+run 3 --only=ranks
+expect '^\| ranks \| not run \| --nccl= names no folder'
+mkdir old new
+run 3 --only=ranks --nccl=old
+expect '^\| ranks \| not run \| old has no libnccl.so.2'
+echo 'NCCL 2.28' > old/libnccl.so.2
+run 3 --only=ranks --nccl=old
+expect '^\| ranks \| not run \| old has an NCCL older than 2.30'
+echo NCCL_MULTI_RANK_GPU_ENABLE > new/libnccl.so.2
+script bin/ops_gpu <<'TEXT'
+case "$*" in
+  *gtest_filter=Nothing*) exit 0 ;;
+  *--rank=1*) echo "$*, $NCCL_MULTI_RANK_GPU_ENABLE $NCCL_NVLS_ENABLE $NCCL_MAX_CTAS $LD_LIBRARY_PATH" ;;
+esac
+echo '[       OK ] Ranks.ShareADevice'
+TEXT
+script bin/gpt <<'TEXT'
+for argument in "$@"; do
+  case $argument in
+    --log_json=*) to=${argument#*=} ;;
+    --steps=100000)
+      sleep 100 &
+      echo 'step 5'
+      wait $! || exit 1 ;;
+  esac
+done
+case "$*" in *--processes*) echo 'NCCL 2.30.7, 1 GPUs in this process' ;; esac
+for loss in 1 2 3 4 5 6 7 8 9 10 11 12; do
+  case "$*" in
+    *dp=2,tp=2*) echo "{\"step\": $loss, \"loss\": $loss.$OFF}" ;;
+    *) echo "{\"step\": $loss, \"loss\": $loss.0}" ;;
+  esac
+done > "$to"
+TEXT
+OFF=00001
+export OFF
+run 0 --only=ranks --nccl=new
+expect '^\| ranks \| passed \| groups of 2 and 4 ranks, GPTs on 3 meshes, one killed, without MPS; NCCL 2.30.7 \|'
+expect "--rank=1 --ranks=4 --meeting=/.*, 1 0 2 $place/new" logs/ranks.log
+OFF=001
+run 1 --only=ranks --nccl=new
+expect '^\| ranks \| FAILED \(1\) \| error: dp=2,tp=2 has other losses'
+sed -i 's/NCCL 2.30.7/none/' bin/gpt
+run 1 --only=ranks --nccl=new
+expect '^\| ranks \| FAILED \(1\) \| error: dp=2 was not by NCCL'
+
+[ $wrong -eq 0 ] && echo "run.sh does as it should"
+exit $wrong
