@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -54,9 +55,20 @@ WaitChoice RecomputeSearch::Within(int64_t budget) {
   if (alone && (regions().empty() || Fits(pool_.all()[0], budget))) return ChoiceOf(pool_.all()[0]);
   if (tried_.empty()) Search();
   const double least = LeastSeconds();
-  for (const Candidate* c : Sorted())
-    if (c->seconds >= least && Fits(*c, budget)) return ChoiceOf(*c);
-  return ChoiceOf(Smallest());
+  constexpr double kAlike = 1.0001;  // the same layers in another order
+  std::optional<WaitChoice> best;
+  for (const Candidate* c : Sorted()) {
+    if (c->seconds < least) continue;
+    if (!best && Fits(*c, budget)) {
+      best = ChoiceOf(*c);
+      best->compared = pool_.size();
+    } else if (best && c->peak <= budget && c->seconds > kAlike * best->seconds) {
+      best->next = pool_.WaitsOf(c->assignment);
+      best->next_seconds = c->seconds;
+      break;
+    }
+  }
+  return best ? *best : ChoiceOf(Smallest());
 }
 
 WaitChoice RecomputeSearch::ChoiceOf(const Candidate& candidate) const {

@@ -17,6 +17,9 @@ struct WaitChoice {
   Waits waits;
   double seconds = 0;              // estimated, of a step
   std::map<int, int64_t> bytes{};  // by rank: of all, or of a large mesh of the first of each stage
+  size_t compared = 0;             // plans, of which this one was chosen
+  Waits next{};                    // of the fastest slower one that fits; empty: none
+  double next_seconds = 0;
 
   int64_t peak() const;
 };

@@ -155,6 +155,24 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   return "";
 }
 
+// The parts of a machine's text, between commas, that another's lacks.
+std::string PartsBeside(const std::string& text, const std::string& other) {
+  const auto parts_of = [](const std::string& of) {
+    std::vector<std::string> parts;
+    for (size_t at = 0, end = 0; end != std::string::npos; at = end + 2) {
+      end = of.find(", ", at);
+      parts.push_back(of.substr(at, end == std::string::npos ? end : end - at));
+    }
+    return parts;
+  };
+  const std::vector<std::string> known = parts_of(other);
+  std::string beside;
+  for (const std::string& part : parts_of(text))
+    if (std::find(known.begin(), known.end(), part) == known.end())
+      beside += Cat(beside.empty() ? "" : ", ", part);
+  return beside.empty() ? "nothing of that" : beside;
+}
+
 }  // namespace
 
 std::optional<SavedPlan> PlanOfFile() {
@@ -224,14 +242,17 @@ std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
   return plan;
 }
 
-void RequirePlanFits(const Launcher& launcher, const GivenPlan& given, const Model& model) {
+void RequirePlanFits(const GivenPlan& given, const Model& model) {
   const auto& [plan, where] = given;
   if (plan.model != model.WeightsMark())
     Fail(where, " has the plan of a model of ", plan.model, ", and this model has ", model.WeightsMark());
-  const std::string here = MachineText(model.impl()->machine);
-  if (plan.machine != here)
-    launcher.Print("%s was decided for other machines: %s; here they are: %s\n", where.c_str(),
-                   plan.machine.c_str(), here.c_str());
+}
+
+void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const std::string& here) {
+  const std::string there = given.text.machine;
+  if (there == here) return;
+  launcher.Print("%s was decided for a machine with %s; here it has %s\n", given.where.c_str(),
+                 PartsBeside(there, here).c_str(), PartsBeside(here, there).c_str());
 }
 
 void SavePlan(const Launcher& launcher, const std::string& text) {

@@ -34,9 +34,11 @@ struct GivenPlan {
 // for a search and do not contradict it, that of the run that is resumed. Collective: process 0 reads. Throws
 // Error as PlanOfFile.
 std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job);
-// Throws Error if the plan is for a model with other weights. Prints the machines that the plan was made for
-// if they are not these.
-void RequirePlanFits(const Launcher& launcher, const GivenPlan& plan, const Model& model);
+// Throws Error if the plan is for a model with other weights.
+void RequirePlanFits(const GivenPlan& plan, const Model& model);
+// Prints in what the machine that the plan was made for differs from this one (SavedPlan::machine), if it
+// does.
+void TellOtherMachine(const Launcher& launcher, const GivenPlan& plan, const std::string& here);
 
 // Writes the file of --save_plan on the main process. Throws Error if it cannot be written.
 void SavePlan(const Launcher& launcher, const std::string& text);

@@ -347,9 +347,10 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     if (plan && program.chosen) program.chosen(mesh, plan->sequence_parallel);
     return program.loss(model);
   });
-  if (given) RequirePlanFits(launcher, *given, model);
+  if (given) RequirePlanFits(*given, model);
   Session train = OfPlan(given, [&] { return Train(loss, program.optimizer, program.train); });
   SavedPlan decided = train.Plan();
+  if (given) TellOtherMachine(launcher, *given, decided.machine);
   decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : IsOn("sequence_parallel");
   decided.decisions.context_parallel = IsOn("context_parallel");
   decided.decisions.ulysses = IsOn("ulysses");

@@ -191,6 +191,17 @@ Json MemoryFigures(const Compiled& compiled, const std::vector<RankSummary>& sum
 
 // --- Communication ---
 
+Json WaitFigures(const Session::Impl& session) {
+  Json rows = Json::array();
+  for (const WaitLine& line : WaitLinesOf(session))
+    rows.push_back({{"blocks", BlocksText(line.blocks)},
+                    {"how", Described(line.chosen.mode)},
+                    {"keeps", line.keeps},
+                    {"saves", line.chosen.saves},
+                    {"adds", line.chosen.adds}});
+  return rows;
+}
+
 Json BoxingFigures(const Compiled& compiled) {
   const std::vector<BoxingPrice> prices = PricesOfBoxing(compiled);
   Json rows = Json::array();
@@ -402,6 +413,8 @@ std::string ReportFigures(const Session::Impl& session) {
                         {"stages", stages},
                         {"ranks", ranks},
                         {"memory", MemoryFigures(compiled, summaries)},
+                        {"decided", DecidedText(compiled.options.decided)},
+                        {"waits", WaitFigures(session)},
                         {"boxing", BoxingFigures(compiled)},
                         {"schedule", ScheduleFigures(compiled)},
                         {"segments", SegmentFigures(compiled)},

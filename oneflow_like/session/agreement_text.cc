@@ -1,5 +1,7 @@
 #include "oneflow_like/session/agreement_text.h"
 
+#include <set>
+
 #include "actor/net/talk/job.h"
 #include "compiler/graph/text.h"
 #include "oneflow_like/job/agreement.h"
@@ -17,6 +19,8 @@ std::string MachineText(const Machine& machine) {
                 " s", l < machine.shared.size() && machine.shared[l] ? ", shared" : "");
   if (machine.host.known)
     text += Cat(", copies to hosts by ", machine.host.bandwidth, " bytes/s in ", machine.host.latency, " s");
+  if (const std::set<int> apart(machine.nodes.begin(), machine.nodes.end()); !apart.empty())
+    text += Cat(", ", apart.size(), " parts without memory in common");
   return text;
 }
 

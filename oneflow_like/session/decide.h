@@ -11,8 +11,9 @@ namespace oneflow_like {
 
 struct Decided {
   Decisions decisions;
-  int tried = 0;               // choices of cuts of weights that were compared; 0: there was no choice
-  std::string cuts_text = {};  // Model::CutsText
+  int tried = 0;                // choices of cuts of weights that were compared; 0: there was no choice
+  std::string next_waits = {};  // what the next best ways to wait lose by; empty: there was no choice
+  std::string cuts_text = {};   // Model::CutsText
   std::function<std::string()> cut_reasons = {};  // on process 0
 };
 

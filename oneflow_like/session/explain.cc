@@ -1,9 +1,13 @@
-// The text of --explain: every boxing with its price and its reason, and each rank's work beside the mean.
+// The text of --explain: every boxing with its price and its reason, what each block's wait for its gradients
+// saves and adds, and each rank's work beside the mean.
 // And sentences about mesh axes that divide little work.
 #include <algorithm>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "compiler/cost/cost.h"
+#include "oneflow_like/job/agreement.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
 
@@ -39,40 +43,6 @@ std::string OverlapLines(const Compiled& compiled) {
   return text;
 }
 
-// Blocks whose lines are alike share one, where the first of them is.
-std::string WaitLines(const std::vector<WaitPrice>& prices, bool host) {
-  std::vector<std::pair<std::string, std::vector<std::string>>> lines;
-  for (const WaitPrice& price : prices) {
-    std::string text;
-    for (const Recompute mode : kRecomputeModes) {
-      const auto m = static_cast<size_t>(mode);
-      const bool chosen = mode == price.chosen;
-      const bool nothing_to_send = price.bytes[m] == price.bytes[static_cast<size_t>(WithoutGather(mode))];
-      if (((GathersAgain(mode) && nothing_to_send) || (mode == Recompute::kHost && !host)) && !chosen)
-        continue;
-      text += Cat(text.empty() ? ": " : ", ", chosen ? "*" : "", Name(mode), " ", BytesText(price.bytes[m]),
-                  price.seconds[m] > 0 ? Cat(" and ", SecondsText(price.seconds[m])) : "");
-    }
-    const auto at =
-        std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == text; });
-    if (at == lines.end())
-      lines.push_back({text, {price.region}});
-    else
-      at->second.push_back(price.region);
-  }
-  std::string text;
-  for (const auto& [line, blocks] : lines)
-    text += Cat("  ",
-                blocks.size() == 1 ? blocks[0]
-                                   : Cat(blocks.size(), " blocks, ", blocks[0],
-                                         blocks.size() == 2 ? " and " : " to ", blocks.back()),
-                line, "\n");
-  return text.empty() ? ""
-                      : Cat("\nwhat a rank keeps of a micro-batch for the gradients of a block, and the time "
-                            "to repeat the rest, by --recompute and --gather_again; * is what it does\n",
-                            text);
-}
-
 std::string WorkLines(const Compiled& compiled, const std::vector<RankSummary>& summaries) {
   double sum = 0;
   int ranks = 0;
@@ -91,14 +61,104 @@ std::string WorkLines(const Compiled& compiled, const std::vector<RankSummary>& 
   return text;
 }
 
+WaitLine LineOf(const WaitPrice& price, double times, bool host) {
+  const auto of = [](const auto& by_mode, Recompute mode) { return by_mode[static_cast<size_t>(mode)]; };
+  const double all = of(price.bytes, Recompute::kNone);
+  WaitLine line{.blocks = {price.region}, .keeps = of(price.bytes, price.chosen)};
+  for (const Recompute mode : kRecomputeModes) {
+    const bool nothing_to_send = of(price.bytes, mode) == of(price.bytes, WithoutGather(mode));
+    const bool possible = !(GathersAgain(mode) && nothing_to_send) && (mode != Recompute::kHost || host);
+    const WaitWay way{mode, all - of(price.bytes, mode), times * of(price.seconds, mode)};
+    if (mode == price.chosen)
+      line.chosen = way;
+    else if (possible)
+      line.others.push_back(way);
+  }
+  return line;
+}
+
+// "computed again, saves 1.20 MB, adds 0.31 ms"
+std::string WayText(const WaitWay& way) {
+  return way.mode == Recompute::kNone
+             ? Described(way.mode)
+             : Cat(Described(way.mode), ", saves ", BytesText(way.saves), ", adds ", SecondsText(way.adds));
+}
+
 }  // namespace
+
+const char* Described(Recompute mode) {
+  switch (mode) {
+    case Recompute::kNone:
+      return "kept";
+    case Recompute::kGather:
+      return "sent again";
+    case Recompute::kSelective:
+      return "computed again but for products";
+    case Recompute::kSelectiveGather:
+      return "sent again, and computed again but for products";
+    case Recompute::kFull:
+      return "computed again";
+    case Recompute::kHost:
+      return "on the host";
+    case Recompute::kAuto:
+      break;
+  }
+  return "open";
+}
+
+std::vector<WaitLine> WaitLinesOf(const Session::Impl& session) {
+  std::vector<WaitLine> lines;
+  if (!session.wait_prices) return lines;
+  const Compiled& compiled = session.compiled;
+  for (const WaitPrice& price : session.wait_prices()) {
+    WaitLine line = LineOf(price, compiled.graph.times(), compiled.options.machine.host.known);
+    const auto at = std::find_if(lines.begin(), lines.end(), [&](const WaitLine& other) {
+      return std::tie(other.chosen, other.keeps, other.others) ==
+             std::tie(line.chosen, line.keeps, line.others);
+    });
+    if (at == lines.end())
+      lines.push_back(std::move(line));
+    else
+      at->blocks.push_back(price.region);
+  }
+  return lines;
+}
+
+std::string DecidedText(const Decisions& decisions) {
+  std::string text;
+  for (const std::string& line : Lines(ToText(SavedPlan{decisions, "", ""}))) {
+    const std::string what = line.substr(0, line.find(' '));
+    static const std::set<std::string> elsewhere = {"oneflow_like", "model",  "machine", "mesh",
+                                                    "wait",         "weight", "end"};
+    if (elsewhere.count(what) == 0) text += Cat(text.empty() ? "decided: " : ", ", line);
+  }
+  return text + "\n";
+}
+
+std::string WaitsText(const std::vector<WaitLine>& lines, bool others) {
+  std::string text;
+  for (const WaitLine& line : lines) {
+    text += Cat("  ", BlocksText(line.blocks), ": ", WayText(line.chosen), "; keeps ", BytesText(line.keeps),
+                "\n");
+    if (!others) continue;
+    std::string either;
+    for (const WaitWay& way : line.others) either += Cat(either.empty() ? "" : "; ", WayText(way));
+    if (!either.empty()) text += Cat("      or ", either, "\n");
+  }
+  return text.empty()
+             ? ""
+             : Cat("\nhow values of a block wait for its gradients: bytes of each micro-batch that this "
+                   "saves, and what it adds to a step of a rank\n",
+                   text);
+}
 
 std::string Session::ExplainText() const {
   const Compiled& compiled = impl_->compiled;
   return Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", a step of ",
-             SecondsText(compiled.logical.makespan), " by estimate\n", RecomputeText(compiled),
-             BoxingLines(compiled), OverlapLines(compiled),
-             impl_->wait_prices ? WaitLines(impl_->wait_prices(), compiled.options.machine.host.known) : "",
+             SecondsText(compiled.logical.makespan), " by estimate\n", DecidedText(compiled.options.decided),
+             RecomputeText(compiled), BoxingLines(compiled), OverlapLines(compiled),
+             WaitsText(WaitLinesOf(*impl_), /*others=*/true),
+             impl_->next_waits.empty() ? "" : Cat("  ", impl_->next_waits, "\n"),
              WorkLines(compiled, Summaries()));
 }
 

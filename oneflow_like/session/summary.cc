@@ -127,10 +127,8 @@ std::vector<std::pair<std::string, int64_t>> BlocksOfRank(const Compiled& compil
       return std::tuple(a.size(), a) < std::tuple(b.size(), b);
     });
     const int64_t each = SumOf(kinds), count = std::ssize(blocks);
-    const std::string which = count == 1 ? blocks[0]
-                                         : Cat(count, " blocks of ", BytesText(static_cast<double>(each)),
-                                               ", ", blocks[0], count == 2 ? " and " : " to ", blocks.back());
-    lines.push_back({Cat(which, ": ", KindsText(kinds)), each * count});
+    const std::string bytes = count == 1 ? "" : Cat(", each ", BytesText(static_cast<double>(each)));
+    lines.push_back({Cat(BlocksText(blocks), bytes, ": ", KindsText(kinds)), each * count});
   }
   std::stable_sort(lines.begin(), lines.end(), [](auto& a, auto& b) { return a.second > b.second; });
   if (lines.size() > kShown) {
@@ -326,6 +324,12 @@ std::string RangesText(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string BlocksText(const std::vector<std::string>& blocks) {
+  const size_t count = blocks.size();
+  return count == 1 ? blocks[0]
+                    : Cat(count, " blocks, ", blocks[0], count == 2 ? " and " : " to ", blocks.back());
+}
+
 RankSummary SummaryOf(const Session::Impl& session, int rank) {
   RankSummary s = Summarise(session, PlanOf(session.compiled, rank, PlanDetail::kOutline));
   s.stage = StageOf(session.compiled, rank);
@@ -507,6 +511,11 @@ std::string Session::SummaryText() const {
   text += AlgorithmsText(compiled);
   for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
     text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");
+  const Regions& regions = compiled.graph.regions();
+  if (std::any_of(regions.all().begin(), regions.all().end(), [&](const auto& region) {
+        return regions.SettingOf(region.first, compiled.options.decided.recompute) != Recompute::kNone;
+      }))
+    text += WaitsText(WaitLinesOf(*impl_), /*others=*/false);
   const std::vector<RankSummary> summaries = Summaries();
   if (const std::string warning = PlainCoresWarning(summaries); !warning.empty())
     text += Cat("warning: ", warning, "\n");

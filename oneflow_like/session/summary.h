@@ -8,6 +8,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/explain.h"
+#include "oneflow_like/session.h"
 
 namespace oneflow_like {
 
@@ -22,6 +23,32 @@ std::string OverlapText(const Compiled& compiled);
 std::string AlgorithmsText(const Compiled& compiled);
 // What the compiler chose to recompute, a line for each stage; empty if that was not left to it.
 std::string RecomputeText(const Compiled& compiled);
+
+// "block3"; "4 blocks, block0 to block3"
+std::string BlocksText(const std::vector<std::string>& blocks);
+
+// A way in which the values of a block may wait for its gradients.
+struct WaitWay {
+  Recompute mode = Recompute::kNone;
+  double saves = 0;  // bytes of a micro-batch on the rank with the largest pieces, compared with keeping all
+  double adds = 0;   // seconds of that rank in a step, by estimate, if nothing else runs meanwhile
+  bool operator==(const WaitWay&) const = default;
+};
+// Blocks for which all ways are worth the same.
+struct WaitLine {
+  std::vector<std::string> blocks;
+  double keeps = 0;  // bytes of a micro-batch
+  WaitWay chosen;
+  std::vector<WaitWay> others;  // that were possible
+};
+// What was decided but for what has lines of its own (waits, cuts of weights), as a saved plan says it; one
+// line.
+std::string DecidedText(const Decisions& decisions);
+// Runs passes. Empty: no training, or nothing is in a block.
+std::vector<WaitLine> WaitLinesOf(const Session::Impl& session);
+// A line each, with or without the other ways.
+std::string WaitsText(const std::vector<WaitLine>& lines, bool others);
+const char* Described(Recompute mode);  // "computed again"
 
 // By name; `purposes` are PurposesOf(compiled).
 std::map<std::string, Purpose> PurposesOfVariables(const Compiled& compiled,

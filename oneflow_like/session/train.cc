@@ -168,6 +168,7 @@ Session SessionOf(const Asked& asked) {
   std::vector<ModelVariable> state;
   std::unique_ptr<Session::Impl> impl = CompileSession(asked, budget, decided.decisions, &state);
   impl->trains = asked.training.has_value();
+  impl->next_waits = decided.next_waits;
   if (impl->trains)
     impl->wait_prices = [asked, decisions = decided.decisions, &options = impl->compiled.options] {
       return PricesOfWaits(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);

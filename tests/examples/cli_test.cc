@@ -279,6 +279,26 @@ TEST_F(CliTest, KeepsAPlan) {
   EXPECT_EQ(acts_of_both.count(line_with(with({}).out, "order of acts ")), 1u);
   EXPECT_EQ(line_with(with({}).out, "order of acts "),
             line_with(with({"--gather_again"}).out, "order of acts "));
+  // So are overlap and algorithms of messages; and of another machine it says what differs.
+  const std::string ring = folder_ + "/ring", of_ring = "--plan=" + ring;
+  EXPECT_EQ(with({"--collective=ring", "--overlap=2", "--save_plan=" + ring}).code, 0);
+  EXPECT_NE(ReadFile(ring).find("\noverlap 2\n"), std::string::npos) << ReadFile(ring);
+  EXPECT_NE(ReadFile(ring).find("\ncollectives all_reduce:ring,"), std::string::npos) << ReadFile(ring);
+  const Outcome same = with({of_ring, "--collective=ring", "--save_plan=" + other});
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_EQ(same.out.find("was decided for"), std::string::npos) << same.out;
+  EXPECT_EQ(ReadFile(other), ReadFile(ring));
+  EXPECT_EQ(with({of_ring, "--save_plan=" + other}).code, 0);
+  EXPECT_EQ(ReadFile(other), ReadFile(ring));
+  ExpectError(with({of_ring, "--collective=direct"}),
+              {"--collective=direct contradicts --plan=", "which has all_reduce:ring,"});
+  EXPECT_NE(
+      with({of_ring, "--link=8"})
+          .out.find(Cat(of_ring,
+                        " was decided for a machine with 0 devices by 5e+09 bytes/s in 5e-06 s; here it has "
+                        "0 devices by 1e+06 bytes/s in 5e-06 s\n")),
+      std::string::npos)
+      << with({of_ring, "--link=8"}).out;
   std::vector<std::string> run = search;
   run.push_back("--save=" + save);
   EXPECT_EQ(Gpt(run).code, 0);

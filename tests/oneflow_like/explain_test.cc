@@ -6,6 +6,7 @@
 
 #include <regex>
 
+#include "oneflow_like/session/summary.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
@@ -102,12 +103,99 @@ TEST(Explain, PricesOfWaitsAreWhatBlocksKeep) {
     EXPECT_LT(of(price.seconds, Recompute::kSelectiveGather), of(price.seconds, Recompute::kFull));
   }
   const std::string text = session.ExplainText();
-  EXPECT_NE(text.find("\n  4 blocks, block0 to block3: none "), std::string::npos) << text;
-  EXPECT_NE(text.find(", *gather "), std::string::npos) << text;
-  // Where there is nothing to send the two ways that do are not there.
-  const std::string alone = GptProgram({}).MakeTrain().ExplainText();
-  EXPECT_NE(alone.find(": *none "), std::string::npos) << alone;
-  EXPECT_EQ(alone.find("gather "), std::string::npos) << alone;
+  const std::string saved = BytesText(2 * (kRanks - 1) * keys);
+  EXPECT_NE(text.find(Cat("\n  4 blocks, block0 to block3: sent again, saves ", saved, ", adds ")),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("\n      or kept; computed again but for products, saves "), std::string::npos) << text;
+  EXPECT_NE(session.SummaryText().find("block3: sent again, saves "), std::string::npos);
+  EXPECT_EQ(session.SummaryText().find("or kept"), std::string::npos) << "other ways are --explain's";
+  // Where there is nothing to send the two ways that do are not there; where all is kept, nor is a price.
+  const Session alone = GptProgram({}).MakeTrain();
+  EXPECT_NE(alone.ExplainText().find(": kept; keeps "), std::string::npos) << alone.ExplainText();
+  EXPECT_EQ(alone.ExplainText().find("sent again"), std::string::npos) << alone.ExplainText();
+  EXPECT_EQ(alone.SummaryText().find("keeps "), std::string::npos) << alone.SummaryText();
+}
+
+// On one device, where all work is done one after another, the prices are what plans differ by: seconds of a
+// step, and bytes of which the last block's are needed at once.
+TEST(Explain, PricesOfWaitsAreWhatPlansDifferBy) {
+  const auto plan_with = [](Recompute recompute) {
+    SmallGpt given{.mesh = "cpu:dp=1", .micro_batches = 3};
+    given.recompute = recompute;
+    return GptProgram(given).MakeTrain();
+  };
+  const Session all_kept = plan_with(Recompute::kNone);
+  for (const Recompute mode : {Recompute::kSelective, Recompute::kFull}) {
+    const Session again = plan_with(mode);
+    double adds = 0, saves = 0, saves_of_one = 0;
+    for (const WaitLine& line : WaitLinesOf(*again.impl())) {
+      EXPECT_EQ(line.chosen.mode, mode);
+      adds += line.chosen.adds * static_cast<double>(line.blocks.size());
+      saves += line.chosen.saves * static_cast<double>(line.blocks.size());
+      saves_of_one = std::max(saves_of_one, line.chosen.saves);
+    }
+    const double longer =
+        again.impl()->compiled.logical.makespan - all_kept.impl()->compiled.logical.makespan;
+    EXPECT_GT(adds, 0);
+    EXPECT_NEAR(adds, longer, 0.01 * longer) << Name(mode);
+    const auto peak = [](const Session& session) {
+      return static_cast<double>(session.Summaries()[0].peak_bytes);
+    };
+    EXPECT_NEAR(peak(all_kept) - peak(again), saves, saves_of_one) << Name(mode);
+  }
+}
+
+// The next best ways to wait take as much longer as is said.
+TEST(Explain, SaysWhatTheNextWaitsLoseBy) {
+  SmallGpt given{.mesh = "cpu:dp=1", .micro_batches = 2};
+  const auto peak = [&](Recompute mode) {
+    given.recompute = mode;
+    return GptProgram(given).MakeTrain().Summaries()[0].peak_bytes;
+  };
+  const int64_t all = peak(Recompute::kNone), least = peak(Recompute::kFull);
+  given.recompute = Recompute::kAuto;
+  int64_t told = 0;
+  for (int part = 1; part < 6; ++part) {
+    given.model_options = {.memory_budget = least + (all - least) * part / 6};
+    const Session chosen = GptProgram(given).MakeTrain();
+    const std::regex sentence(
+        "of (\\d+) plans with these cuts that were compiled the next fastest that fits takes ([0-9.]+) % "
+        "longer by "
+        "estimate: (.*)");
+    const std::string text = chosen.ExplainText(), next = chosen.impl()->next_waits;
+    EXPECT_NE(text.find("\n  " + next + "\n"), std::string::npos) << text;
+    std::smatch found;
+    ASSERT_TRUE(std::regex_match(next, found, sentence)) << next;
+    EXPECT_GT(std::stoi(found[1]), 1);
+    SmallGpt other = given;
+    other.model_options.plan = chosen.Plan().decisions;
+    const std::string differ = found[3];
+    if (differ.find(" more otherwise") != std::string::npos) continue;
+    const std::regex block("(block\\d+) ([a-z ]+)");
+    for (auto at = std::sregex_iterator(differ.begin(), differ.end(), block); at != std::sregex_iterator();
+         ++at)
+      for (const Recompute mode : kRecomputeModes)
+        if ((*at)[2] == Described(mode)) other.model_options.plan->waits.at((*at)[1]) = mode;
+    const Session second = GptProgram(other).MakeTrain();
+    EXPECT_LE(second.Summaries()[0].peak_bytes, given.model_options.memory_budget);
+    EXPECT_NEAR(second.impl()->compiled.logical.makespan / chosen.impl()->compiled.logical.makespan - 1,
+                std::stod(found[2]) / 100, 0.0006)
+        << next;
+    ++told;
+  }
+  EXPECT_GT(told, 2);
+}
+
+TEST(Explain, SaysWhatWasDecided) {
+  SmallGpt given{.mesh = "cpu:dp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3, .prefetch = 2};
+  given.overlap = {.chunks = 4, .gain = 0.25};
+  const std::string text = GptProgram(given).MakeTrain().ExplainText();
+  EXPECT_NE(text.find("\ndecided: micro_batches 2, schedule 1f1b, virtual_stages 1, zero 3 over dp, "),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find(", overlap 4 gain 0.25, "), std::string::npos) << text;
+  EXPECT_NE(text.find(", prefetch 2, collectives cheapest"), std::string::npos) << text;
 }
 
 TEST(Explain, WorkOfRanksIsThatOfTheirPlansAndAddsUp) {
