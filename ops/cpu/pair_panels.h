@@ -80,28 +80,35 @@ class PairLeft : public LeftPanels {
 class TileLeft : public LeftPanels {
  public:
   TileLeft(const ProductLayout& l, const void* a)
-      : a_(static_cast<const BFloat16*>(a)), row_(l.a_row), depth_{l.k, l.a_column} {}
+      : a_(static_cast<const BFloat16*>(a)), row_(l.a_row), depth_{l.k, l.a_column}, packs_(Packs(l)) {}
 
   // Whether no block is read where it lies.
-  bool packs() const { return depth_.step != 1 || row_ % 2 != 0; }
+  bool packs() const { return packs_; }
 
   PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
     const BFloat16* from = a_ + m * row_;
     const int64_t elements = depth_.Elements(k, depth), pairs = (depth + 15) / 16 * 16;
-    if (!packs() && rows % 16 == 0 && elements == 2 * pairs)
+    if (!packs_ && rows % 16 == 0 && elements == 2 * pairs)
       return {reinterpret_cast<const float*>(from + 2 * k), row_ / 2, 16};
     uint32_t* to = reinterpret_cast<uint32_t*>(room);
-    for (int64_t i = 0; i < rows; i += 16, from += 16 * row_) {
-      for (int64_t j = 0; j < pairs; j += 16, to += 256) {
+    for (int64_t j = 0; j < pairs; j += 16) {  // the same lines of a matrix by columns for all rows
+      for (int64_t i = 0; i < rows; i += 16) {
         const int64_t height = std::min<int64_t>(16, rows - i),
                       width = std::min<int64_t>(32, elements - 2 * j);
-        PackTile(from, k + j, height, width, to);
+        PackTile(from + i * row_, k + j, height, width, to + i * pairs + 16 * j);
       }
     }
     return {room, 16, 256};
   }
 
  private:
+  // Rows a multiple of 2 KB apart share 32 of the 64 sets of a first-level cache or fewer: it would not keep
+  // a block of 32 rows over the columns of the right operand.
+  static bool Packs(const ProductLayout& l) {
+    constexpr int64_t kSharesSets = 1024, kManyColumns = 256;  // elements
+    return l.a_column != 1 || l.a_row % 2 != 0 || (l.a_row % kSharesSets == 0 && l.n >= kManyColumns);
+  }
+
   void PackTile(const BFloat16* from, int64_t pair, int64_t rows, int64_t elements, uint32_t* to) const {
     int64_t i = 0;
     if (row_ == 1 && elements == 32)
@@ -153,6 +160,7 @@ class TileLeft : public LeftPanels {
   const BFloat16* a_;
   int64_t row_;
   PairedDepth depth_;
+  bool packs_;
 };
 
 class PairRight : public RightPanels {
