@@ -127,8 +127,8 @@ std::vector<std::pair<std::string, int64_t>> BlocksOfRank(const Compiled& compil
       return std::tuple(a.size(), a) < std::tuple(b.size(), b);
     });
     const int64_t each = SumOf(kinds), count = std::ssize(blocks);
-    const std::string bytes = count == 1 ? "" : Cat(", each ", BytesText(static_cast<double>(each)));
-    lines.push_back({Cat(BlocksText(blocks), bytes, ": ", KindsText(kinds)), each * count});
+    lines.push_back(
+        {Cat(BlocksText(blocks, static_cast<double>(each)), ": ", KindsText(kinds)), each * count});
   }
   std::stable_sort(lines.begin(), lines.end(), [](auto& a, auto& b) { return a.second > b.second; });
   if (lines.size() > kShown) {
@@ -324,10 +324,11 @@ std::string RangesText(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string BlocksText(const std::vector<std::string>& blocks) {
+std::string BlocksText(const std::vector<std::string>& blocks, double bytes) {
   const size_t count = blocks.size();
   return count == 1 ? blocks[0]
-                    : Cat(count, " blocks, ", blocks[0], count == 2 ? " and " : " to ", blocks.back());
+                    : Cat(count, " blocks", bytes > 0 ? Cat(" of ", BytesText(bytes)) : "", ", ", blocks[0],
+                          count == 2 ? " and " : " to ", blocks.back());
 }
 
 RankSummary SummaryOf(const Session::Impl& session, int rank) {

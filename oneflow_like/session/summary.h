@@ -24,8 +24,9 @@ std::string AlgorithmsText(const Compiled& compiled);
 // What the compiler chose to recompute, a line for each stage; empty if that was not left to it.
 std::string RecomputeText(const Compiled& compiled);
 
-// "block3"; "4 blocks, block0 to block3"
-std::string BlocksText(const std::vector<std::string>& blocks);
+// "block3"; "4 blocks, block0 to block3"; "4 blocks of 1.50 MB, block0 to block3", each of which has so many
+// bytes
+std::string BlocksText(const std::vector<std::string>& blocks, double bytes = 0);
 
 // A way in which the values of a block may wait for its gradients.
 struct WaitWay {
