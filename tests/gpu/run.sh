@@ -120,8 +120,8 @@ limit_of() {
     out_of_memory | ceilings) echo 30 ;;
     steps_* | model_dlrm | model_unet | model_caption | attention | grouped) echo 60 ;;
     ranks | model_* | kernels_*) echo 90 ;;
-    torch_* | calibrate) echo 120 ;;
-    racecheck | memcheck) echo 150 ;;
+    torch_*) echo 120 ;;
+    racecheck | memcheck | calibrate) echo 150 ;;
     *) echo 210 ;;
   esac
 }
