@@ -140,20 +140,23 @@ cudaError_t cudaMallocHost(void** data, size_t bytes) { return cudaHostAlloc(dat
 cudaError_t cudaFreeHost(void* data) {
   cudaError_t error = Enter();
   if (data == nullptr) return error;
-  if (!IsBlock(data, true)) return Tell(cudaErrorInvalidValue);
+  if (!IsBlock(data, true) || FindMemory(data).mapping == nullptr) return Tell(cudaErrorInvalidValue);
   if (cudaError_t unsafe = EnterUnsafe(); unsafe != cudaSuccess) return unsafe;
   MayWait("cudaFreeHost");
   TheWorld().host_bytes -= static_cast<int64_t>(FindMemory(data).bytes);
   FreeDevice(data);
   return error;
 }
-cudaError_t cudaHostRegister(void*, size_t, unsigned) {
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
   MayWait("cudaHostRegister");
-  return Enter();
+  if (cudaError_t error = Enter(); error != cudaSuccess) return error;
+  if (data == nullptr || bytes == 0) return Tell(cudaErrorInvalidValue);
+  return RegisterMemory(data, bytes) ? cudaSuccess : Tell(cudaErrorInvalidValue);
 }
-cudaError_t cudaHostUnregister(void*) {
+cudaError_t cudaHostUnregister(void* data) {
   MayWait("cudaHostUnregister");
-  return Enter();
+  if (cudaError_t error = Enter(); error != cudaSuccess) return error;
+  return UnregisterMemory(data) ? cudaSuccess : Tell(cudaErrorInvalidValue);
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;

@@ -262,6 +262,27 @@ BlockOfMemory FindMemory(const void* data) {
   return inside ? block : BlockOfMemory{};
 }
 
+bool RegisterMemory(void* data, size_t bytes) {
+  if (FindMemory(data).data != nullptr || FindMemory(static_cast<char*>(data) + bytes - 1).data != nullptr)
+    return false;
+  BlockOfMemory block;
+  block.data = static_cast<char*>(data);
+  block.bytes = bytes;
+  Blocks& all = AllBlocks();
+  std::lock_guard lock(all.mutex);
+  all.by_address[reinterpret_cast<uintptr_t>(data)] = block;
+  return true;
+}
+
+bool UnregisterMemory(void* data) {
+  Blocks& all = AllBlocks();
+  std::lock_guard lock(all.mutex);
+  auto it = all.by_address.find(reinterpret_cast<uintptr_t>(data));
+  if (it == all.by_address.end() || it->second.mapping != nullptr) return false;
+  all.by_address.erase(it);
+  return true;
+}
+
 void FreeDevice(void* data) {
   Blocks& all = AllBlocks();
   BlockOfMemory block;
@@ -285,6 +306,7 @@ void CheckGuards() {
     std::lock_guard lock(all.mutex);
     unsigned before = OpenAllDevices();
     for (const auto& [address, block] : all.by_address) {
+      if (block.mapping == nullptr) continue;
       Set(Fence::kOpen, block);
       found.push_back(Damage(block));
       Set(Fence::kAround, block);
@@ -310,7 +332,8 @@ void FreeAllMemory() {
     blocks.swap(all.by_address);
   }
   unsigned before = OpenAllDevices();
-  for (const auto& [address, block] : blocks) GiveBack(block);
+  for (const auto& [address, block] : blocks)
+    if (block.mapping != nullptr) GiveBack(block);
   OpenDevices(before);
 }
 

@@ -33,7 +33,7 @@ void* AllocateDevice(int device, size_t bytes);
 void FreeDevice(void* data);  // looks at the guards
 void* AllocatePinned(size_t bytes);
 struct BlockOfMemory {
-  char* mapping = nullptr;  // where it was mapped, and how much
+  char* mapping = nullptr;  // where it was mapped, and how much; nullptr: it is only registered
   size_t mapped = 0;
   char* data = nullptr;
   size_t bytes = 0;
@@ -41,6 +41,9 @@ struct BlockOfMemory {
 };
 // The block that `data` points into, or one without data.
 BlockOfMemory FindMemory(const void* data);
+// Makes memory of the host pinned, which others allocated; false where some of it is pinned. And ends that.
+bool RegisterMemory(void* data, size_t bytes);
+bool UnregisterMemory(void* data);
 void FreeAllMemory();
 // What the calling thread may touch: of every device whose bit is set.
 void OpenDevices(unsigned devices);

@@ -103,6 +103,7 @@ GPU tests and benchmarks of oneflow_like, made by tests/gpu/bundle.sh.
 Needs: Linux on x86-64 with glibc $glibc or newer, NVIDIA's driver $driver or newer, and the libraries of CUDA $major: cuBLAS,
 NVRTC, and for what uses them cuDNN 9 and NCCL 2. PyTorch 2 (python3) and compute-sanitizer where there are such.
 Run: ./run.sh        one table; exit code 0: all passed. ./run.sh --list names the checks.
+     ./run.sh --total=540 --out=kept            as much as nine minutes have room for, and everything printed in few files
      ./run.sh --only=correctness --total=590    where a command may take ten minutes; speed and sanitizers are groups, too
 TEXT
 tar -C "$build" -cJf "$bundle.tar.xz" gpu_bundle

@@ -120,8 +120,8 @@ limit_of() {
     out_of_memory | ceilings) echo 30 ;;
     steps_* | model_dlrm | model_unet | model_caption | attention | grouped) echo 60 ;;
     ranks | model_* | kernels_*) echo 90 ;;
-    torch_* | calibrate) echo 120 ;;
-    racecheck | memcheck) echo 150 ;;
+    torch_*) echo 120 ;;
+    racecheck | memcheck | calibrate) echo 150 ;;
     *) echo 210 ;;
   esac
 }
@@ -359,18 +359,22 @@ ranks_of_card() {
     echo "$mesh with $count processes: losses differ from one rank's by $differs of themselves, allowed are 1e-5"
     awk -v a="$differs" 'BEGIN { exit !(a != "missing" && a + 0 <= 1e-5) }' || { echo "error: $mesh has other losses" && return 1; }
   done
-  # One of four is killed in the middle: the others end with an error, and do not wait for it.
-  ours bin/gpt "$@" --steps=100000 --mesh=cuda:dp=4 --processes=4 --log_every=1 > "$meeting/killed.log" 2>&1 &
+  # One of four is killed in the middle: the others end with an error that names it, and do not wait for it.
+  ours bin/gpt "$@" --steps=100000 --mesh=cuda:dp=4 --processes=4 > "$meeting/killed.log" 2>&1 &
   pid=$!
-  while kill -0 $pid 2>/dev/null && ! grep -q 'step 5' "$meeting/killed.log"; do sleep 0.2; done
+  while kill -0 $pid 2>/dev/null && ! grep -q 'step 1/' "$meeting/killed.log"; do sleep 0.2; done
+  sleep 1
   child=$(descendants $pid | tail -n 1)
-  [ -n "$child" ] && kill -9 "$child"
   start=$(date +%s)
+  [ -z "$child" ] || kill -9 "$child"
   wait $pid
   code=$?
   cat "$meeting/killed.log"
   echo "process $child was killed, the job ended with $code after $(($(date +%s) - start)) s"
-  if [ -z "$child" ] || [ $code -eq 0 ] || [ $code -ge 124 ]; then echo "error: the others did not end by themselves" && return 1; fi
+  if [ -z "$child" ] || [ $code -eq 0 ] || ! grep -q "error: .*pid $child)" "$meeting/killed.log"; then
+    echo "error: the others did not end by themselves, with the one that was killed as their reason"
+    return 1
+  fi
 }
 descendants() {  # of a process, parents first
   for status in /proc/[0-9]*/status; do

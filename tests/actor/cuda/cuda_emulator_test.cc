@@ -729,6 +729,26 @@ TEST_F(CudaEmulator, TheWrongDeviceIsRefused) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+TEST_F(CudaEmulator, RegisteredMemoryIsPinnedAndStaysItsOwners) {
+  std::vector<int> own(64, 1);
+  void* seen = nullptr;
+  EXPECT_NE(cudaHostGetDevicePointer(&seen, own.data(), 0), cudaSuccess);
+  EXPECT_EQ(cudaHostRegister(own.data(), 128, cudaHostRegisterMapped), cudaSuccess);
+  EXPECT_EQ(cudaHostGetDevicePointer(&seen, own.data() + 8, 0), cudaSuccess);
+  EXPECT_EQ(seen, own.data() + 8);
+  EXPECT_NE(cudaHostGetDevicePointer(&seen, own.data() + 32, 0), cudaSuccess) << "behind what was registered";
+  EXPECT_NE(cudaHostRegister(own.data() + 16, 128, 0), cudaSuccess) << "a part of it is already";
+  EXPECT_NE(cudaFreeHost(own.data()), cudaSuccess);
+  const int64_t before = GetCounts().host_synchronisations;
+  int* data = Make<int>(32);
+  EXPECT_EQ(cudaMemcpyAsync(data, own.data(), 128, cudaMemcpyHostToDevice, stream), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(own.data(), data, 128, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+  EXPECT_EQ(GetCounts().host_synchronisations, before) << "a copy to pinned memory waits for nothing";
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(cudaHostUnregister(own.data()), cudaSuccess);
+  EXPECT_NE(cudaHostUnregister(own.data()), cudaSuccess);
+}
+
 TEST_F(CudaEmulator, NotReadyStaysAsTheLastError) {
   int* to = Make<int>(32);
   cudaEvent_t event = nullptr;
