@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -71,6 +72,57 @@ TEST(CpuLevels, EachTakesTheScratchThatAllState) {
     const StatedScratch here = ScratchCases(registry).Run();
     if (stated.empty()) stated = here;
     EXPECT_EQ(here, stated);
+  });
+  SetParallelThreads(before);
+}
+
+// At the level with AMX: they are made on its tiles, and right.
+TEST(CpuLevels, ProductsInBf16OnTilesHaveTheSameBitsOnAnyNumberOfThreads) {
+  struct Product {
+    const char* equation;
+    Dims a, b, y;
+    DType result;
+  };
+  const std::vector<Product> products = {
+      {"mk,kn->mn", {70, 600}, {600, 90}, {70, 90}, DType::kBFloat16},
+      {"mk,nk->mn", {130, 1024}, {300, 1024}, {130, 300}, DType::kBFloat16},  // rows that share sets
+      {"km,kn->mn", {301, 50}, {301, 550}, {50, 550}, DType::kFloat32},       // the left operand is kept
+      {"km,kn->mn", {95, 200}, {95, 33}, {200, 33}, DType::kBFloat16}};
+  const int before = ParallelThreads();
+  KernelRegistry reference;
+  AddReferenceKernels(BuiltinCatalog(), &reference);
+  ForEachLevel([&](const CpuLevel& level) {
+    if (!level.name.ends_with("AMX")) return;
+    KernelRegistry registry;
+    level.add(&registry);
+    for (const Product& p : products) {
+      std::mt19937_64 random(3);
+      Operand a(DType::kBFloat16, p.a), b(DType::kBFloat16, p.b);
+      a.Draw(&random, -1, 1, 1);
+      b.Draw(&random, -1, 1, 1);
+      std::vector<std::vector<char>> results;
+      for (int threads : {1, 3, 4}) {
+        SetParallelThreads(threads);
+        Operand y(p.result, p.y);
+        KernelSpec spec;
+        spec.name = "einsum";
+        spec.attrs = {{"equation", std::string(p.equation)}};
+        spec.in = {a.Arg(), b.Arg()};
+        spec.out = {y.Arg()};
+        spec.threads = threads;
+        const int64_t tiles = TileEmulator::products();
+        EXPECT_TRUE(MakeWithScratch(registry, spec)->Run({spec, spec.in, spec.out}).ok());
+        EXPECT_TRUE(MayUseTiles() || TileEmulator::products() > tiles) << p.equation;
+        results.push_back(y.memory);
+        if (threads > 1) continue;
+        Operand want(p.result, p.y);
+        spec.out = {want.Arg()};
+        EXPECT_TRUE(MakeWithScratch(reference, spec)->Run({spec, spec.in, spec.out}).ok());
+        ExpectClose(p.equation, &y, &want);
+      }
+      EXPECT_EQ(results[1], results[0]) << p.equation;
+      EXPECT_EQ(results[2], results[0]) << p.equation;
+    }
   });
   SetParallelThreads(before);
 }

@@ -137,9 +137,9 @@ std::vector<Case> Cases() {
       for (const bool packs : {false, true}) {
         cases.push_back({64, 64, 32, in_place, add, packs, 0});
         cases.push_back({130, 75, 53, in_place, add, packs, 0});
-        cases.push_back({17, 530, 300, in_place, add, packs, 0});   // two blocks of columns, or none
-        cases.push_back({600, 33, 290, in_place, add, packs, 0});   // two blocks of sums
-        cases.push_back({48, 1100, 600, in_place, add, packs, 0});  // three blocks along k
+        cases.push_back({17, 530, 300, in_place, add, packs, 0});  // two blocks of columns, or none
+        cases.push_back({530, 33, 290, in_place, add, packs, 0});  // two blocks of sums
+        cases.push_back({20, 550, 530, in_place, add, packs, 0});  // three blocks along k
         cases.push_back({1, 1, 16, in_place, add, packs, 0});
         cases.push_back({70, 90, 530, in_place, add, packs, kLeastPanelBytes});
       }
