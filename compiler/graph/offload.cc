@@ -1,5 +1,6 @@
 #include "compiler/graph/offload.h"
 
+#include <charconv>
 #include <set>
 #include <sstream>
 
@@ -49,7 +50,9 @@ std::string OffloadText(const Offload& offload) {
   const auto add = [&](const std::string& word) { text += (text.empty() ? "" : ",") + word; };
   if (offload.activations) add("activations");
   if (offload.optimizer == 1) add("optimizer");
-  if (offload.optimizer > 0 && offload.optimizer < 1) add(Cat("optimizer:", offload.optimizer));
+  char share[32];  // all its digits
+  if (offload.optimizer > 0 && offload.optimizer < 1)
+    add("optimizer:" + std::string(share, std::to_chars(share, share + sizeof share, offload.optimizer).ptr));
   if (offload.weights) add("weights");
   if (offload.tables) add("tables");
   return text;

@@ -165,7 +165,7 @@ Overlap ParseOverlap(std::string_view rest) {
              overlap.gain >= 0 && overlap.gain < 1)
       ++w;
     else
-      Fail("'", rest, "' says nothing of overlap such as 4 or 4 gain 0.5 always");
+      Fail("overlap is '", rest, "'; expected CHUNKS [gain NUMBER in [0, 1)] [always]");
   }
   return overlap;
 }

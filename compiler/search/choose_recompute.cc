@@ -62,7 +62,7 @@ WaitChoice RecomputeSearch::Within(int64_t budget) {
     if (!best && Fits(*c, budget)) {
       best = ChoiceOf(*c);
       best->compared = pool_.size();
-    } else if (best && c->peak <= budget && c->seconds > kAlike * best->seconds) {
+    } else if (best && c->seconds > kAlike * best->seconds && Fits(*c, budget)) {
       best->next = pool_.WaitsOf(c->assignment);
       best->next_seconds = c->seconds;
       break;

@@ -133,16 +133,28 @@ void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   model->zero.axis = zero > 0 ? zero_axis : "";
   model->zero.stage = std::max(1, zero);
   model->offload.choose = false;
+  // What a plan has as usual leaves the program's own.
+  const Decisions usual;
+  if (zero_small != usual.zero_small) model->zero.small = zero_small;
+  if (exact_groups) train->exact_groups = true;
   if (offload.any()) {
     const Offload given = std::exchange(model->offload, offload);
-    model->offload.prefetch = given.prefetch, model->offload.small = given.small;
+    model->offload.prefetch = given.prefetch;
+    if (offload.small == usual.offload.small) model->offload.small = given.small;
     model->offload.choose = false;
   }
-  if (prefetch) model->zero.prefetch = model->offload.prefetch = *prefetch;
+  if (prefetch) {
+    model->zero.prefetch = *prefetch;
+    model->offload.prefetch = offload.any() ? offload.prefetch : *prefetch;
+  }
   if (bucket) model->zero.bucket_bytes = *bucket;
   train->micro_batches = micro_batches;
   train->schedule = schedule;
-  if (overlap) train->overlap = *overlap;
+  if (overlap) {
+    train->overlap.chunks = overlap->chunks;
+    if (overlap->gain != Overlap().gain) train->overlap.gain = overlap->gain;
+    if (overlap->always) train->overlap.always = true;
+  }
   if (algorithms) model->collectives = ToText(*algorithms);
   if (reduce_dtype) train->reduce_dtype = *reduce_dtype, train->reduce_axis = reduce_axis;
   train->recompute = open_waits ? Recompute::kAuto : recompute;

@@ -155,7 +155,7 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   return "";
 }
 
-// The parts of a machine's text, between commas, that another's lacks.
+// Parts of a machine's text, between commas, that another's lacks; each as often as it is there.
 std::string PartsBeside(const std::string& text, const std::string& other) {
   const auto parts_of = [](const std::string& of) {
     std::vector<std::string> parts;
@@ -165,12 +165,16 @@ std::string PartsBeside(const std::string& text, const std::string& other) {
     }
     return parts;
   };
-  const std::vector<std::string> known = parts_of(other);
+  std::vector<std::string> known = parts_of(other);
   std::string beside;
-  for (const std::string& part : parts_of(text))
-    if (std::find(known.begin(), known.end(), part) == known.end())
+  for (const std::string& part : parts_of(text)) {
+    const auto at = std::find(known.begin(), known.end(), part);
+    if (at == known.end())
       beside += Cat(beside.empty() ? "" : ", ", part);
-  return beside.empty() ? "nothing of that" : beside;
+    else
+      known.erase(at);
+  }
+  return beside;
 }
 
 }  // namespace
@@ -251,8 +255,12 @@ void RequirePlanFits(const GivenPlan& given, const Model& model) {
 void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const std::string& here) {
   const std::string there = given.text.machine;
   if (there == here) return;
-  launcher.Print("%s was decided for a machine with %s; here it has %s\n", given.where.c_str(),
-                 PartsBeside(there, here).c_str(), PartsBeside(here, there).c_str());
+  const std::string lost = PartsBeside(there, here), found = PartsBeside(here, there);
+  const std::string differs = lost.empty() && found.empty() ? "whose levels are in another order"
+                              : lost.empty()                ? "like this one, but without " + found
+                              : found.empty()               ? Cat("with ", lost, ", which is not here")
+                                                            : Cat("with ", lost, "; here it has ", found);
+  launcher.Print("%s was decided for a machine %s\n", given.where.c_str(), differs.c_str());
 }
 
 void SavePlan(const Launcher& launcher, const std::string& text) {

@@ -18,6 +18,8 @@
 #include "oneflow_like/program/auto_mesh.h"
 #include "oneflow_like/program/plan_file.h"
 #include "oneflow_like/program/resumed.h"
+#include "oneflow_like/session/agreement_text.h"
+#include "oneflow_like/session/asked.h"
 
 namespace oneflow_like {
 namespace {
@@ -347,10 +349,12 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     if (plan && program.chosen) program.chosen(mesh, plan->sequence_parallel);
     return program.loss(model);
   });
-  if (given) RequirePlanFits(*given, model);
+  if (given) {
+    RequirePlanFits(*given, model);
+    TellOtherMachine(launcher, *given, MachineText(MachineOf(*model.impl())));
+  }
   Session train = OfPlan(given, [&] { return Train(loss, program.optimizer, program.train); });
   SavedPlan decided = train.Plan();
-  if (given) TellOtherMachine(launcher, *given, decided.machine);
   decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : IsOn("sequence_parallel");
   decided.decisions.context_parallel = IsOn("context_parallel");
   decided.decisions.ulysses = IsOn("ulysses");

@@ -16,7 +16,7 @@ std::string MachineText(const Machine& machine) {
   const std::vector<Topology::Link>& links = machine.topology.links;
   for (size_t l = 0; l < links.size(); ++l)
     text += Cat(", ", links[l].devices, " devices by ", links[l].bandwidth, " bytes/s in ", links[l].latency,
-                " s", l < machine.shared.size() && machine.shared[l] ? ", shared" : "");
+                " s", l < machine.shared.size() && machine.shared[l] ? " (shared)" : "");
   if (machine.host.known)
     text += Cat(", copies to hosts by ", machine.host.bandwidth, " bytes/s in ", machine.host.latency, " s");
   if (const std::set<int> apart(machine.nodes.begin(), machine.nodes.end()); !apart.empty())

@@ -249,12 +249,17 @@ Decisions GivenBy(const ModelImpl& model, const SessionOptions& options) {
 
 }  // namespace
 
+Machine MachineOf(const ModelImpl& model) {
+  Machine machine = model.machine;
+  SetLink(model, &machine.topology);
+  machine.nodes = NodesOf(model);
+  return machine;
+}
+
 CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, const Graph& graph) {
   const ModelImpl& model = asked.model();
   const SessionOptions& options = asked.options;
-  CompileOptions c{.decided = decisions, .machine = model.machine};
-  SetLink(model, &c.machine.topology);
-  c.machine.nodes = NodesOf(model);
+  CompileOptions c{.decided = decisions, .machine = MachineOf(model)};
   c.asked.name = options.name;
   c.asked.seed = model.options.seed;
   c.asked.dtype = options.dtype;

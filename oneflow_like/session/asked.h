@@ -38,6 +38,8 @@ Asked AskedOf(const std::map<std::string, Tensor>& outputs, const EvaluateOption
 Graph GraphOf(const Asked& asked, const Decisions& decisions);
 // Parts of the tokens of a step: micro-batches, times devices that the batch and sequences are cut over.
 int64_t PartsOfTokens(const Asked& asked, const Graph& graph);
+// What is assumed of the devices of a model's sessions, and of the links between them.
+Machine MachineOf(const ModelImpl& model);
 // Of a graph of GraphOf.
 CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, const Graph& graph);
 

@@ -124,13 +124,15 @@ std::vector<WaitLine> WaitLinesOf(const Session::Impl& session) {
   return lines;
 }
 
+// But for what the program knows alone: how its layers cut sequences.
 std::string DecidedText(const Decisions& decisions) {
   std::string text;
   for (const std::string& line : Lines(ToText(SavedPlan{decisions, "", ""}))) {
     const std::string what = line.substr(0, line.find(' '));
     static const std::set<std::string> elsewhere = {"oneflow_like", "model",  "machine", "mesh",
-                                                    "wait",         "weight", "end"};
-    if (elsewhere.count(what) == 0) text += Cat(text.empty() ? "decided: " : ", ", line);
+                                                    "wait",         "weight", "end",     "sequence_parallel"};
+    const bool each = what == "recompute" && !decisions.waits.empty();  // of blocks, below
+    if (elsewhere.count(what) == 0 && !each) text += Cat(text.empty() ? "decided: " : ", ", line);
   }
   return text + "\n";
 }

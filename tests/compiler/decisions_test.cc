@@ -43,7 +43,7 @@ class Draw {
     if (Below(2)) d.algorithms = ParseWantedAlgorithms(wanted[Below(4)], "drawn");
     d.exact_groups = Below(2) == 1;
     if (Below(2)) d.zero_small = Below(5000);
-    if (Below(2)) d.offload = {.optimizer = Below(2) ? 1 : .5, .tables = Below(2) == 1};
+    if (Below(2)) d.offload = {.optimizer = Below(2) ? 1 : 1. / (2 + Below(9)), .tables = Below(2) == 1};
     d.offload.prefetch = Below(2) ? Below(9) : d.prefetch.value_or(1);
     if (Below(2)) d.offload.small = Below(5000);
     for (int i = Below(3); i > 0; --i)
@@ -178,7 +178,7 @@ TEST(Decisions, RefusalsSayTheLine) {
   for (const char* bad :
        {"4 gain", "4 gain 1", "4 gain x", "4 always always", "4 always gain 0.5", "4  always"})
     EXPECT_EQ(error("zero 0\n", Cat("zero 0\noverlap ", bad, "\n")),
-              Cat("line 9: '", bad, "' says nothing of overlap such as 4 or 4 gain 0.5 always"));
+              Cat("line 9: overlap is '", bad, "'; expected CHUNKS [gain NUMBER in [0, 1)] [always]"));
   EXPECT_EQ(error("zero 0\n", "zero 0\ncollectives fastest\n").substr(0, 47),
             "line 9: it: 'fastest' is no algorithm of collec");
   EXPECT_EQ(error("zero 0\n", "zero 0\nprefetch -1\n"), "line 9: '-1' is no number from 0 to 1048576");

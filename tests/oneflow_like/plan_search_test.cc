@@ -181,6 +181,37 @@ TEST(PlanSearch, MessagesAreSentAgainWhereThatIsSaid) {
   }
 }
 
+// A plan that a file has kept sets what its session compiled with; what it has as usual leaves the program's.
+TEST(PlanSearch, PlansSetWhatTheySay) {
+  PlanCandidate plan;
+  plan.mesh = Mesh::Parse("cpu:dp=2");
+  plan.zero = 3;
+  plan.zero_small = 7;
+  plan.exact_groups = true;
+  plan.offload = {.optimizer = 1. / 3, .prefetch = 4, .small = 9};
+  plan.prefetch = 2;
+  plan.overlap = Overlap{.chunks = 4, .gain = .5};
+  static_cast<Decisions&>(plan) = ParseSavedPlan(ToText(SavedPlan{plan, "", ""})).decisions;
+  ModelOptions model;
+  TrainOptions train;
+  plan.Set(&model, &train);
+  EXPECT_EQ(model.zero.small, 7);
+  EXPECT_EQ(model.zero.prefetch, 2);
+  EXPECT_TRUE(train.exact_groups);
+  EXPECT_EQ(model.offload.optimizer, 1. / 3);
+  EXPECT_EQ(model.offload.prefetch, 4);
+  EXPECT_EQ(model.offload.small, 9);
+  EXPECT_EQ(train.overlap, (Overlap{.chunks = 4, .gain = .5}));
+  plan.overlap = Overlap{.chunks = 2};
+  plan.zero_small = Decisions().zero_small;
+  plan.offload.small = Offload().small;
+  train.overlap = {.chunks = 8, .gain = .25, .always = true};
+  plan.Set(&model, &train);
+  EXPECT_EQ(train.overlap, (Overlap{.chunks = 2, .gain = .25, .always = true}));
+  EXPECT_EQ(model.zero.small, 7);
+  EXPECT_EQ(model.offload.small, 9);
+}
+
 // Two hosts with a slow line, and others: the choice beside every candidate on every order of axes,
 // simulated. Returns how often the choice takes over 10 % more than the best of all; never over 20 %.
 int CompareWithAll(int first, int trials, int compiled) {
