@@ -17,5 +17,9 @@ int64_t NarrowAttentionGradBytes(const KernelSpec& spec);
 // REQUIRES: NarrowFits. The second leaves the gradient of a bias to others.
 Status NarrowAttention(const KernelContext& context);
 Status NarrowAttentionGrad(const KernelContext& context);
+// The same on AMX's tiles, which those above call at the level that has them. In a build for one machine
+// without AMX tiles in plain C++, for tests.
+Status TiledAttention(const KernelContext& context);
+Status TiledAttentionGrad(const KernelContext& context);
 
 }  // namespace oneflow_like::cpu

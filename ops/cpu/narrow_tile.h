@@ -145,7 +145,8 @@ inline __mmask16 FirstOf(int64_t left) {
   return left >= 16 ? 0xFFFF : left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1);
 }
 
-// to[d / 2][lane][2] = from[lane][d], lanes past `count` zero. REQUIRES: width even.
+// to[d / 2][lane][2] = from[lane][d], with zeros for lanes past `count` and for d up to the next multiple of
+// 32. REQUIRES: width even.
 template <int kLanes>
 void PairLanes(const BFloat16* from, int64_t row, int64_t count, int64_t width, uint32_t* to) {
   __m512i block[16];
@@ -156,7 +157,7 @@ void PairLanes(const BFloat16* from, int64_t row, int64_t count, int64_t width, 
         block[j] = _mm512_maskz_loadu_epi32(mask, from + (i + j) * row + 2 * k);
       }
       Transpose(block);
-      for (int64_t j = 0; j < 16 && k + j < width / 2; ++j)
+      for (int64_t j = 0; j < 16; ++j)
         _mm512_storeu_si512(to + (k + j) * kLanes + i, block[j]);
     }
   }

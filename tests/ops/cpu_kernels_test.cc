@@ -4,6 +4,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -13,6 +14,8 @@
 
 #include "core/device/parallel_for.h"
 #include "core/random.h"
+#include "ops/cpu/attention_few.h"
+#include "ops/cpu/attention_narrow.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/manifest.h"
 #include "ops/fused.h"
@@ -28,19 +31,22 @@
 namespace oneflow_like {
 namespace {
 
-// Repeated on other threads, but for products and convolutions: how oneDNN cuts those depends on the threads.
+// Repeats a run on other threads, but for products and convolutions: how oneDNN cuts those depends on the
+// threads.
+void OnOtherThreads(const std::string& op, const std::function<void()>& run) {
+  int threads = ParallelThreads();
+  bool product =
+      op == "matmul" || op == "einsum" || op.starts_with("grouped_matmul") || op.starts_with("conv2d");
+  if (!product) SetParallelThreads(threads == 3 ? 2 : 3);
+  run();
+  SetParallelThreads(threads);
+}
+
 KernelCases& Cases() {
   static auto* cases = new KernelCases({
       [](const std::string& name) { return CpuRegistry().Has(name, "cpu"); },
       [](const KernelSpec& spec) { return MakeWithScratch(CpuRegistry(), spec); },
-      [](const std::string& op, const std::function<void()>& run) {
-        int threads = ParallelThreads();
-        bool product =
-            op == "matmul" || op == "einsum" || op.starts_with("grouped_matmul") || op.starts_with("conv2d");
-        if (!product) SetParallelThreads(threads == 3 ? 2 : 3);
-        run();
-        SetParallelThreads(threads);
-      },
+      OnOtherThreads,
   });
   return *cases;
 }
@@ -106,35 +112,47 @@ TEST(CpuKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CpuKernels, Experts) { SparseCases(&Cases()).Experts(); }
 TEST(CpuKernels, Routes) { SparseCases(&Cases()).Routes(); }
 
-TEST(CpuKernels, Attention) { Cases().Attention(); }
+TEST(CpuKernels, Attention) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) Cases().Attention(dtype);
+}
 
 TEST(CpuKernels, MaskedAttention) { Cases().MaskedAttention(); }
 
 TEST(CpuKernels, Rope) { Cases().Rope(); }
 TEST(CpuKernels, Vision) { VisionCases(&Cases()); }
 
-// Tiles are of 64 queries and keys: last ones of every size, and masks that begin anywhere in a tile.
 TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {
-  const Attrs attrs = {{"causal", int64_t{1}}, {"dropout", 0.0}, {"scale", 0.0}, {"key", int64_t{17}}};
-  uint64_t seed = 9000;
-  for (int64_t queries : {1, 2, 3, 63, 64, 65, 66, 67})
-    for (int64_t more : {0, 1, 2, 61, 62, 63, 64}) {
-      std::mt19937_64 random(++seed);
-      const std::string what =
-          Cat("attention of ", queries, " queries and ", queries + more, " keys, seed ", seed);
-      Operand q(DType::kFloat32, {1, queries, 2, 8}), k(DType::kFloat32, {1, queries + more, 2, 8}),
-          v = k, d = q, o = q, lse(DType::kFloat32, {1, 2, queries});
-      for (Operand* x : {&q, &k, &v, &d}) x->Draw(&random, -2, 2, 4);
-      Cases().Check(what, "attention", attrs, {q, k, v}, {o, lse});
-      KernelSpec spec;
-      spec.name = "attention";
-      spec.attrs = attrs;
-      spec.in = {q.Arg(), k.Arg(), v.Arg()};
-      spec.out = {o.Arg(), lse.Arg()};
-      ASSERT_TRUE(MakeWithScratch(CpuRegistry(), spec, "reference")->Run({spec, spec.in, spec.out}).ok())
-          << what;
-      Cases().Check("gradient of " + what, "attention_grad", attrs, {d, q, k, v, o, lse}, {q, k, k});
-    }
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) Cases().CausalAttentionAtTheEdgesOfTiles(dtype);
+}
+
+std::atomic<int> tiled_runs{0};
+
+// Attention in bf16 on AMX's tiles, whatever this machine has; the gradient of a bias is not theirs.
+template <Status (*kTiled)(const KernelContext&), int kQ>
+Status OnTiles(const KernelContext& context) {
+  const Status status = CpuRegistry().Make(context.spec, "cpu")->Run(context);
+  if (!status.ok() || !cpu::NarrowFits(context.spec, kQ)) return status;
+  if (kQ == 0 && cpu::FewQueriesFit(context.spec)) return status;
+  ++tiled_runs;
+  return kTiled(context);
+}
+
+TEST(CpuKernels, AttentionOnTiles) {
+  static const KernelRegistry* const registry = [] {
+    auto* tiled = new KernelRegistry;
+    tiled->Add("attention", "cpu", OnTiles<cpu::TiledAttention, 0>, cpu::AttentionScratch);
+    tiled->Add("attention_grad", "cpu", OnTiles<cpu::TiledAttentionGrad, 1>, cpu::AttentionGradScratch);
+    return tiled;
+  }();
+  KernelCases cases({[](const std::string& name) { return registry->Has(name, "cpu"); },
+                     [](const KernelSpec& spec) { return MakeWithScratch(*registry, spec); },
+                     OnOtherThreads});
+  tiled_runs = 0;
+  cases.Attention(DType::kBFloat16);
+  cases.MaskedAttention();
+  cases.CausalAttentionAtTheEdgesOfTiles(DType::kBFloat16);
+  if (tiled_runs == 0) GTEST_SKIP() << "needs a build for a machine with AVX-512 BF16";
+  EXPECT_GT(tiled_runs, 200);
 }
 
 // Sums of small whole numbers are exact in any order: of every size about lanes, blocks, bands and chunks.
