@@ -44,7 +44,6 @@ struct NarrowForward {
 struct NarrowBackward {
   uint32_t *q_lanes, *dy_lanes, *q_rows, *dy_rows, *ds_pairs;  // pairs
   float *p, *dp, *drop, *dq, *lse, *dot, *one;
-  float* row[2];
   BFloat16 *p_rows, *ds_rows;
   BFloat16* room;  // for padded keys or values
   uint32_t* k;     // tiles of a head of keys, laid out
@@ -64,7 +63,6 @@ struct NarrowBackward {
     drop = scratch.Take<float>(e.drops ? tile : 0);
     dq = scratch.Take<float>(pitch * kLanes);
     for (float** lanes : {&lse, &dot, &one}) *lanes = scratch.Take<float>(kLanes);
-    for (float*& wide : row) wide = scratch.Take<float>(e.value_width);
     p_rows = scratch.Take<BFloat16>(tile);
     ds_rows = scratch.Take<BFloat16>(tile);
     room = scratch.Take<BFloat16>(kTileKeys * std::max(pitch, value_pitch));
@@ -103,6 +101,14 @@ void PairBlock(HeadRows from, int64_t count, int64_t width, uint32_t* to) {
   const int64_t pitch = PitchOf(width), pairs = (count + 1) / 2;
   PairRows(from.at, from.row, count, width, pitch, to);
   std::fill_n(to + pairs * pitch, (kRowPairs - pairs) * pitch, 0u);
+}
+
+// Brings rows that are soon to be read into the second-level cache: those of one head lie apart, and waiting
+// for a block of them takes longer than the products of a tile. GCC leaves out calls of functions that do
+// nothing but __builtin_prefetch.
+void AskFor(HeadRows rows, int64_t count, int64_t width) {
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t d = 0; d < width; d += 32) asm volatile("prefetcht1 %0" ::"m"(rows.at[i * rows.row + d]));
 }
 
 void StoreRows(const float* from, int64_t pitch, int64_t rows, int64_t width, BFloat16* to, int64_t row) {
@@ -312,6 +318,34 @@ Status ForwardBy(const KernelContext& context) {
 
 // --- Backward
 
+// dots[i] = x's row i times y's, 0 past the last one. A row has 16 sums, the last columns in the first of
+// them.
+void DotRows(HeadRows x, HeadRows y, int64_t count, int64_t width, float* dots) {
+  const int64_t whole = width / 16 * 16;
+  const auto wide = [](const BFloat16* from) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  };
+  __m512i rows[16];
+  for (int64_t i = 0; i < kLanes; i += 16) {
+    for (int64_t r = 0; r < 16; ++r) {
+      __m512 sums = _mm512_setzero_ps();
+      if (i + r < count) {
+        const BFloat16 *a = x.at + (i + r) * x.row, *b = y.at + (i + r) * y.row;
+        for (int64_t d = 0; d < whole; d += 16) sums = _mm512_fmadd_ps(wide(a + d), wide(b + d), sums);
+        float first = _mm512_cvtss_f32(sums);
+        for (int64_t d = whole; d < width; ++d) first = std::fma(ToFloat(a[d]), ToFloat(b[d]), first);
+        sums = _mm512_mask_mov_ps(sums, 1, _mm512_set1_ps(first));
+      }
+      rows[r] = _mm512_castps_si512(sums);
+    }
+    Transpose(rows);
+    __m512 dot = _mm512_setzero_ps();
+    for (const __m512i& lane : rows) dot = _mm512_add_ps(dot, _mm512_castsi512_ps(lane));
+    _mm512_store_ps(dots + i, dot);
+  }
+}
+
 void LoadNarrowBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
                      int64_t count, const NarrowBackward& scratch) {
   const BFloat16* dy = context.in[0].as<BFloat16>() + call.InO(b, s, h);
@@ -325,20 +359,9 @@ void LoadNarrowBlock(const KernelContext& context, const AttentionCall& call, in
   for (int64_t i = 0; i < kLanes; ++i) {
     // Lanes past the end, and queries that saw no key: p = 0.
     scratch.lse[i] = i < count && lse[i] != -kInfinity ? lse[i] * kLog2E : kInfinity;
-    scratch.dot[i] = 0;
     scratch.one[i] = 1;
   }
-  for (int64_t i = 0; i < count; ++i) {
-    Widen(dy + i * call.o_row, call.value_width, scratch.row[0]);
-    Widen(o + i * call.o_row, call.value_width, scratch.row[1]);
-    float sums[16] = {};
-    int64_t d = 0;
-    for (; d + 16 <= call.value_width; d += 16)
-      for (int64_t lane = 0; lane < 16; ++lane)
-        sums[lane] += scratch.row[0][d + lane] * scratch.row[1][d + lane];
-    for (; d < call.value_width; ++d) sums[0] += scratch.row[0][d] * scratch.row[1][d];
-    for (float sum : sums) scratch.dot[i] += sum;
-  }
+  DotRows({dy, call.o_row}, {o, call.o_row}, count, call.value_width, scratch.dot);
 }
 
 // p = 2^(factor * score - lse) and ds = p (keep dp - dot) scale; where masked 0. p times keep and ds become
@@ -425,6 +448,16 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
   products->Lanes(width, keys, first, scratch.k + t / 2 * pitch, scratch.ds_pairs, scratch.dq);
 }
 
+// Of a block's queries [s, s + count).
+void AskForQueries(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
+                   int64_t count) {
+  count = std::min(count, call.queries - s);
+  const int64_t in_q = call.InQ(b, s, h), in_o = call.InO(b, s, h);
+  AskFor({context.in[1].as<BFloat16>() + in_q, call.q_row}, count, call.width);
+  AskFor({context.in[0].as<BFloat16>() + in_o, call.o_row}, count, call.value_width);
+  AskFor({context.in[4].as<BFloat16>() + in_o, call.o_row}, count, call.value_width);
+}
+
 template <typename Products>
 void NarrowBackwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h,
                          int64_t s, const NarrowBackward& scratch, Products* products) {
@@ -433,7 +466,10 @@ void NarrowBackwardBlock(const KernelContext& context, const AttentionCall& call
   std::fill_n(scratch.dq, PitchOf(call.width) * kLanes, 0.0f);
   BlockMask mask(call, b, h, s, count);
   int64_t visible = call.Visible(s, count);
-  for (int64_t t = 0; t < visible; t += kTileKeys) {
+  // Some of the next block's queries with each tile.
+  const int64_t some = kLanes / std::max<int64_t>(1, RoundedUp(visible, kTileKeys) / kTileKeys) + 1;
+  for (int64_t t = 0, next = s + kLanes; t < visible; t += kTileKeys, next += some) {
+    AskForQueries(context, call, b, h, next, std::min(some, s + 2 * kLanes - next));
     int64_t keys = std::min(kTileKeys, visible - t);
     if (mask.Sees(t, keys)) BackwardTile(context, call, {b, h, s, count}, t, keys, mask, scratch, products);
   }
@@ -448,6 +484,7 @@ void BackwardGroup(const KernelContext& context, const AttentionCall& call, int6
   const int64_t keys = call.keys, pitch = PitchOf(call.width), value_pitch = PitchOf(call.value_width),
                 padded = RoundedUp(keys, kTileKeys);
   const BFloat16* k = context.in[2].as<BFloat16>();
+  AskForQueries(context, call, b, g * call.group, 0, kLanes);
   for (int64_t t = 0; t < keys; t += kTileKeys)
     Products::Across({k + call.InK(b, t, g), call.k_row}, std::min(kTileKeys, keys - t), call.width,
                      scratch.k + t / 2 * pitch);
