@@ -44,7 +44,6 @@ struct NarrowForward {
 struct NarrowBackward {
   uint32_t *q_lanes, *dy_lanes, *q_rows, *dy_rows, *ds_pairs;  // pairs
   float *p, *dp, *drop, *dq, *lse, *dot, *one;
-  float* row[2];
   BFloat16 *p_rows, *ds_rows;
   BFloat16* room;  // for padded keys or values
   uint32_t* k;     // tiles of a head of keys, laid out
@@ -64,7 +63,6 @@ struct NarrowBackward {
     drop = scratch.Take<float>(e.drops ? tile : 0);
     dq = scratch.Take<float>(pitch * kLanes);
     for (float** lanes : {&lse, &dot, &one}) *lanes = scratch.Take<float>(kLanes);
-    for (float*& wide : row) wide = scratch.Take<float>(e.value_width);
     p_rows = scratch.Take<BFloat16>(tile);
     ds_rows = scratch.Take<BFloat16>(tile);
     room = scratch.Take<BFloat16>(kTileKeys * std::max(pitch, value_pitch));
@@ -103,6 +101,14 @@ void PairBlock(HeadRows from, int64_t count, int64_t width, uint32_t* to) {
   const int64_t pitch = PitchOf(width), pairs = (count + 1) / 2;
   PairRows(from.at, from.row, count, width, pitch, to);
   std::fill_n(to + pairs * pitch, (kRowPairs - pairs) * pitch, 0u);
+}
+
+// Brings rows that are soon to be read into the second-level cache: those of one head lie apart, and waiting
+// for a block of them takes longer than the products of a tile. GCC leaves out calls of functions that do
+// nothing but __builtin_prefetch.
+void AskFor(HeadRows rows, int64_t count, int64_t width) {
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t d = 0; d < width; d += 32) asm volatile("prefetcht1 %0" ::"m"(rows.at[i * rows.row + d]));
 }
 
 void StoreRows(const float* from, int64_t pitch, int64_t rows, int64_t width, BFloat16* to, int64_t row) {
@@ -163,8 +169,8 @@ void MoveReferences(int64_t keys, float factor, const float* tile, NarrowRunning
 // pairs[key / 2][lane][2] = 2^(factor * score - reference), with zeros up to the next multiple of 32 keys;
 // brings references and sums up to date.
 template <typename Products, bool kDrops>
-void SoftmaxTile(int64_t keys, int64_t first, float factor, const float* tile, const float* drop,
-                 NarrowRunning* run, uint32_t* pairs) {
+void NarrowSoftmaxTile(int64_t keys, int64_t first, float factor, const float* tile, const float* drop,
+                       NarrowRunning* run, uint32_t* pairs) {
   MoveReferences<Products>(keys, factor, tile, run);
   const __m512 by = _mm512_set1_ps(factor);
   for (int64_t i = 0; i < kLanes; i += 16) {
@@ -233,9 +239,10 @@ void ForwardTile(const KernelContext& context, const AttentionCall& call, int64_
   factor = MaskScores<Products>(call, mask, keys, factor, scratch.tile);
   if (call.drop > 0) {
     call.DropFactors(block->b, block->h, block->s, block->count, t, keys, scratch.drop);
-    SoftmaxTile<Products, true>(keys, first, factor, scratch.tile, scratch.drop, &block->run, scratch.p);
+    NarrowSoftmaxTile<Products, true>(keys, first, factor, scratch.tile, scratch.drop, &block->run,
+                                      scratch.p);
   } else {
-    SoftmaxTile<Products, false>(keys, first, factor, scratch.tile, nullptr, &block->run, scratch.p);
+    NarrowSoftmaxTile<Products, false>(keys, first, factor, scratch.tile, nullptr, &block->run, scratch.p);
   }
   if (t > 0 && block->run.moved) RescaleLanes(block->run.rescale, call.value_width, block->o);
   products->Lanes(call.value_width, keys, first, v, scratch.p, block->o);
@@ -311,6 +318,34 @@ Status ForwardBy(const KernelContext& context) {
 
 // --- Backward
 
+// dots[i] = x's row i times y's, 0 past the last one. A row has 16 sums, the last columns in the first of
+// them.
+void DotRows(HeadRows x, HeadRows y, int64_t count, int64_t width, float* dots) {
+  const int64_t whole = width / 16 * 16;
+  const auto wide = [](const BFloat16* from) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  };
+  __m512i rows[16];
+  for (int64_t i = 0; i < kLanes; i += 16) {
+    for (int64_t r = 0; r < 16; ++r) {
+      __m512 sums = _mm512_setzero_ps();
+      if (i + r < count) {
+        const BFloat16 *a = x.at + (i + r) * x.row, *b = y.at + (i + r) * y.row;
+        for (int64_t d = 0; d < whole; d += 16) sums = _mm512_fmadd_ps(wide(a + d), wide(b + d), sums);
+        float first = _mm512_cvtss_f32(sums);
+        for (int64_t d = whole; d < width; ++d) first = std::fma(ToFloat(a[d]), ToFloat(b[d]), first);
+        sums = _mm512_mask_mov_ps(sums, 1, _mm512_set1_ps(first));
+      }
+      rows[r] = _mm512_castps_si512(sums);
+    }
+    Transpose(rows);
+    __m512 dot = _mm512_setzero_ps();
+    for (const __m512i& lane : rows) dot = _mm512_add_ps(dot, _mm512_castsi512_ps(lane));
+    _mm512_store_ps(dots + i, dot);
+  }
+}
+
 void LoadNarrowBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
                      int64_t count, const NarrowBackward& scratch) {
   const BFloat16* dy = context.in[0].as<BFloat16>() + call.InO(b, s, h);
@@ -324,27 +359,16 @@ void LoadNarrowBlock(const KernelContext& context, const AttentionCall& call, in
   for (int64_t i = 0; i < kLanes; ++i) {
     // Lanes past the end, and queries that saw no key: p = 0.
     scratch.lse[i] = i < count && lse[i] != -kInfinity ? lse[i] * kLog2E : kInfinity;
-    scratch.dot[i] = 0;
     scratch.one[i] = 1;
   }
-  for (int64_t i = 0; i < count; ++i) {
-    Widen(dy + i * call.o_row, call.value_width, scratch.row[0]);
-    Widen(o + i * call.o_row, call.value_width, scratch.row[1]);
-    float sums[16] = {};
-    int64_t d = 0;
-    for (; d + 16 <= call.value_width; d += 16)
-      for (int64_t lane = 0; lane < 16; ++lane)
-        sums[lane] += scratch.row[0][d + lane] * scratch.row[1][d + lane];
-    for (; d < call.value_width; ++d) sums[0] += scratch.row[0][d] * scratch.row[1][d];
-    for (float sum : sums) scratch.dot[i] += sum;
-  }
+  DotRows({dy, call.o_row}, {o, call.o_row}, count, call.value_width, scratch.dot);
 }
 
 // p = 2^(factor * score - lse) and ds = p (keep dp - dot) scale; where masked 0. p times keep and ds become
 // rows of lanes in bf16, ds also pairs of keys; zeros follow up to the next multiple of 32 keys.
 template <typename Products, bool kDrops>
-void SlopeTile(const AttentionCall& call, int64_t keys, int64_t first, float factor,
-               const NarrowBackward& s) {
+void NarrowSlopeTile(const AttentionCall& call, int64_t keys, int64_t first, float factor,
+                     const NarrowBackward& s) {
   const __m512 scale = _mm512_set1_ps(call.scale), by = _mm512_set1_ps(factor);
   for (int64_t i = 0; i < kLanes; i += 32) {
     const int64_t seen = KeysBefore(keys, first, i + 32);
@@ -414,9 +438,9 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
   if (call.drop > 0) {
     std::fill_n(scratch.drop, kTileKeys * kLanes, 0.0f);
     call.DropFactors(b, h, s, count, t, keys, scratch.drop);
-    SlopeTile<Products, true>(call, keys, first, factor, scratch);
+    NarrowSlopeTile<Products, true>(call, keys, first, factor, scratch);
   } else {
-    SlopeTile<Products, false>(call, keys, first, factor, scratch);
+    NarrowSlopeTile<Products, false>(call, keys, first, factor, scratch);
   }
   products->Keys(keys, value_width, first, count, scratch.p_rows, scratch.dy_rows,
                  scratch.dv + t * value_pitch);
@@ -424,15 +448,28 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
   products->Lanes(width, keys, first, scratch.k + t / 2 * pitch, scratch.ds_pairs, scratch.dq);
 }
 
+// Of a block's queries [s, s + count).
+void AskForQueries(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
+                   int64_t count) {
+  count = std::min(count, call.queries - s);
+  const int64_t in_q = call.InQ(b, s, h), in_o = call.InO(b, s, h);
+  AskFor({context.in[1].as<BFloat16>() + in_q, call.q_row}, count, call.width);
+  AskFor({context.in[0].as<BFloat16>() + in_o, call.o_row}, count, call.value_width);
+  AskFor({context.in[4].as<BFloat16>() + in_o, call.o_row}, count, call.value_width);
+}
+
 template <typename Products>
-void BackwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
-                   const NarrowBackward& scratch, Products* products) {
+void NarrowBackwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h,
+                         int64_t s, const NarrowBackward& scratch, Products* products) {
   int64_t count = std::min(kLanes, call.queries - s);
   LoadNarrowBlock(context, call, b, h, s, count, scratch);
   std::fill_n(scratch.dq, PitchOf(call.width) * kLanes, 0.0f);
   BlockMask mask(call, b, h, s, count);
   int64_t visible = call.Visible(s, count);
-  for (int64_t t = 0; t < visible; t += kTileKeys) {
+  // Some of the next block's queries with each tile.
+  const int64_t some = kLanes / std::max<int64_t>(1, RoundedUp(visible, kTileKeys) / kTileKeys) + 1;
+  for (int64_t t = 0, next = s + kLanes; t < visible; t += kTileKeys, next += some) {
+    AskForQueries(context, call, b, h, next, std::min(some, s + 2 * kLanes - next));
     int64_t keys = std::min(kTileKeys, visible - t);
     if (mask.Sees(t, keys)) BackwardTile(context, call, {b, h, s, count}, t, keys, mask, scratch, products);
   }
@@ -447,6 +484,7 @@ void BackwardGroup(const KernelContext& context, const AttentionCall& call, int6
   const int64_t keys = call.keys, pitch = PitchOf(call.width), value_pitch = PitchOf(call.value_width),
                 padded = RoundedUp(keys, kTileKeys);
   const BFloat16* k = context.in[2].as<BFloat16>();
+  AskForQueries(context, call, b, g * call.group, 0, kLanes);
   for (int64_t t = 0; t < keys; t += kTileKeys)
     Products::Across({k + call.InK(b, t, g), call.k_row}, std::min(kTileKeys, keys - t), call.width,
                      scratch.k + t / 2 * pitch);
@@ -454,7 +492,7 @@ void BackwardGroup(const KernelContext& context, const AttentionCall& call, int6
   std::fill_n(scratch.dv, padded * value_pitch, 0.0f);
   for (int64_t h = g * call.group; h < (g + 1) * call.group; ++h)
     for (int64_t s = 0; s < call.queries; s += kLanes)
-      BackwardBlock(context, call, b, h, s, scratch, products);
+      NarrowBackwardBlock(context, call, b, h, s, scratch, products);
   StoreRows(scratch.dk, pitch, keys, call.width, context.out[1].as<BFloat16>() + call.InK(b, 0, g),
             call.k_row);
   StoreRows(scratch.dv, value_pitch, keys, call.value_width,

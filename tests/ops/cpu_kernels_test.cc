@@ -125,6 +125,10 @@ TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) Cases().CausalAttentionAtTheEdgesOfTiles(dtype);
 }
 
+TEST(CpuKernels, AttentionToGrowingKeys) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) Cases().AttentionToGrowingKeys(dtype);
+}
+
 std::atomic<int> tiled_runs{0};
 
 // Attention in bf16 on AMX's tiles, whatever this machine has; the gradient of a bias is not theirs.
@@ -151,6 +155,7 @@ TEST(CpuKernels, AttentionOnTiles) {
   cases.Attention(DType::kBFloat16);
   cases.MaskedAttention();
   cases.CausalAttentionAtTheEdgesOfTiles(DType::kBFloat16);
+  cases.AttentionToGrowingKeys(DType::kBFloat16);
   if (tiled_runs == 0) GTEST_SKIP() << "needs a build for a machine with AVX-512 BF16";
   EXPECT_GT(tiled_runs, 200);
 }

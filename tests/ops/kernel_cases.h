@@ -163,6 +163,7 @@ class KernelCases {
   void Within();
   void Attention(DType dtype = DType::kFloat32);
   void CausalAttentionAtTheEdgesOfTiles(DType dtype);
+  void AttentionToGrowingKeys(DType dtype);
   void MaskedAttention();  // groups of heads, values of another width, masks
   void Rope();
   void UpdatesInPlaceAndApart();
@@ -664,6 +665,26 @@ inline void KernelCases::CausalAttentionAtTheEdgesOfTiles(DType dtype) {
       Operands in = {q, k, v}, out = {o, lse};
       ASSERT_TRUE(RunReference("attention", attrs, &in, &out).ok()) << what;
       Check("gradient of " + what, "attention_grad", attrs, {d, q, k, v, out[0], out[1]}, {q, k, k});
+    }
+}
+
+// Each tile of keys has greater scores than the one before, with a factor of either sign and with none.
+// Forward alone: the rounding of scores so large tells in slopes.
+inline void KernelCases::AttentionToGrowingKeys(DType dtype) {
+  uint64_t seed = 9500;
+  for (double scale : {0.4, -0.4, 0.02, 0.0})
+    for (int64_t causal : {0, 1}) {
+      std::mt19937_64 random(++seed);
+      const std::string what = Cat("attention ", Name(dtype), " to growing keys, scale ", scale, ", causal ",
+                                   causal, ", seed ", seed);
+      Operand q(dtype, {1, 70, 2, 16}), k(dtype, {1, 330, 2, 16}), v = k, o = q,
+                                                                   lse(DType::kFloat32, {1, 2, 70});
+      for (Operand* x : {&q, &k, &v}) x->Draw(&random, -0.5, 0.5, 4);
+      for (int64_t i = 0; i < q.arg.elements(); ++i) StoreFloat(q.Arg(), i, 1 + q.At(i));
+      for (int64_t i = 0; i < k.arg.elements(); ++i)
+        StoreFloat(k.Arg(), i, (scale < 0 ? -1.0 : 1.0) * static_cast<double>(i / 32 / 64) + k.At(i));
+      const Attrs attrs = {{"causal", causal}, {"dropout", 0.0}, {"scale", scale}, {"key", int64_t{17}}};
+      Check(what, "attention", attrs, {q, k, v}, {o, lse}, dtype == DType::kFloat32 ? 1 : 2);
     }
 }
 
