@@ -24,7 +24,7 @@ CORRECTNESS="$TOGETHER out_of_memory"  # which wants the whole card
 SANITIZERS="racecheck memcheck"
 MODELS="llama_160m resnet_50 llama_1b moe_64 vit_base bert_base dlrm unet"  # as in peers/steps_cuda.py
 FIRST="steps_124M torch_124M model_llama_160m model_resnet_50 model_llama_1b model_moe_64"
-REST="ceilings calibrate attention grouped kernels_124M model_vit_base model_bert_base model_dlrm model_unet steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
+REST="ceilings calibrate attention grouped norms kernels_124M model_vit_base model_bert_base model_dlrm model_unet steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
 SPEED="$FIRST $REST"
 CHECKS="$CORRECTNESS $FIRST $SANITIZERS $REST"
 apart=no seed=$(date +%s) signature_seconds=60
@@ -345,7 +345,7 @@ run_check() {
     steps_1.3B) bench --what=steps --model=1.3B ;;
     torch_124M) torch_steps 124M 32 ;;
     torch_1.3B) torch_steps 1.3B 96 64 48 32 24 16 12 8 6 4 2 1 ;;
-    attention | grouped) bench --what="$1" ;;
+    attention | grouped | norms) bench --what="$1" ;;
     kernels_124M) bench --what=kernels --model=124M --batch=32 ;;
     kernels_1.3B) bench --what=kernels --model=1.3B ;;
     gemms_124M) bench --what=gemms --model=124M --batch=32 ;;
@@ -421,7 +421,7 @@ for check in $checks; do
   perform "$check"
   tell "$check"
 done
-for check in attention grouped kernels_124M kernels_1.3B gemms_124M gemms_1.3B; do
+for check in attention grouped norms kernels_124M kernels_1.3B gemms_124M gemms_1.3B; do
   [ -z "$only" ] || case " $only " in *" $check "*) ;; *) continue ;; esac
   printf '\n%s:\n\n' "$check"
   grep '^|' "$logs/$check.log"
