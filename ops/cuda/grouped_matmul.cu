@@ -314,6 +314,7 @@ bool Agree(const void* a, const void* b, int64_t elements, DType dtype) {
 }
 
 std::vector<double> GroupedWork::Time(const LaunchContext& launch, void* scratch, int64_t bytes) const {
+  if (launch.architecture != kWarpgroupArchitecture) return {};
   const int64_t behind = 5, all_rows = experts * rows + behind;
   auto* free = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + 255) / 256 * 256);
   char* const end = static_cast<char*>(scratch) + bytes;

@@ -431,6 +431,7 @@ TEST(CudaProduct, ProposalsAreTimedWithinTheirScratch) {
 // and agree, in memory that is just large enough. What is decided is taken by kernels made before and after.
 TEST(CudaProduct, GroupedProductsAreTimedInBothWays) {
   Bench bench;
+  bench.launch.architecture = 90;
   cuda_emulator::SetProposalTimes({300, 100, 200});  // there are choices
   KernelRegistry registry;
   AddGroupedMatmulKernels(&registry);
