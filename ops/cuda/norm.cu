@@ -1,11 +1,11 @@
 // layer_norm and rms_norm over the last axis, and their gradients.
 //
-// Floor, bytes per element of x of type T: forward 2 sizeof(T) (the row waits in shared memory for its
-// statistics), gradient 3 sizeof(T), 4 with a residual: a warp or a block keeps the row of dy and x in
-// registers, and with it the sums of its rows for the gradients of gamma and beta, which a block leaves in
-// the workspace for a second kernel to add up in the order of blocks: 396 times the width on an H100, where
-// rows of 768 are a warp's. Rows that fit neither (long, unaligned, of two types) go through slower kernels
-// that read them twice.
+// Floor, bytes per element of x of type T: forward 2 sizeof(T) (the row waits in a warp's registers
+// or in shared memory for its statistics), gradient 3 sizeof(T), 4 with a residual: a warp or a block keeps
+// the row of dy and x in registers, and with it the sums of its rows for the gradients of gamma and beta,
+// which a block leaves in the workspace for a second kernel to add up in the order of blocks: 396 times the
+// width on an H100, where rows of 768 are a warp's. Rows that fit neither (long, unaligned, of two types) go
+// through slower kernels that read them twice.
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/rows.h"
 #include "ops/cuda/walk.h"  // OFL_UNROLL
@@ -22,7 +22,100 @@ struct NormOperands {
   float share;  // 1 / width
 };
 
-// 64 registers: four blocks of 256 threads a multiprocessor.
+// The packs of a row that belong to one thread of its team: number me, me + size, ... They are kept as the
+// words that were loaded: of 16-bit elements that live on to the next row the compiler makes single halves as
+// soon as they are there, that is, it waits for the row it was to load ahead.
+template <typename T, int kPacks>
+struct RowPart {
+  static constexpr int N = kPackOf<T>;
+  uint4 words[kPacks];
+
+  OFL_DEVICE void Read(const T* row, int me, int size, int width) {
+    OFL_UNROLL
+    for (int p = 0; p < kPacks; ++p) {
+      const int c = (me + p * size) * N;
+      if (c < width) words[p] = WordsAt(row + c);
+    }
+  }
+  OFL_DEVICE static uint4 WordsAt(const T* row) { return *reinterpret_cast<const uint4*>(row); }
+  OFL_DEVICE Pack<float, N> At(int p) const { return Floats(words[p]); }
+  OFL_DEVICE static Pack<float, N> Floats(const uint4& words) {
+    Pack<float, N> floats;
+    if constexpr (std::is_same_v<T, BFloat16>) {  // an instruction for each
+      const uint32_t word[] = {words.x, words.y, words.z, words.w};
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i)
+        floats.at[i] = __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xFFFF0000u);
+    } else {
+      Pack<T, N> pack;
+      memcpy(&pack, &words, sizeof(pack));
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i) floats.at[i] = Load(pack.at[i]);
+    }
+    return floats;
+  }
+};
+
+// A row of up to 4 packs a lane is a warp's, and stays in its registers; the next one is on its way
+// meanwhile.
+constexpr int kShortWarps = 8, kMostShortPacks = 4;
+constexpr int ShortBlocks(int packs) { return packs <= 3 ? 4 : 3; }  // of a multiprocessor: 64, 80 registers
+template <typename T, bool kCentred, int kPacks>
+OFL_KERNEL void __launch_bounds__(kShortWarps * 32, ShortBlocks(kPacks))
+    NormShortRows(const T* x, T* y, NormOperands op, int64_t rows, int width) {
+  constexpr int N = kPackOf<T>;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t stride = int64_t{gridDim.x} * kShortWarps;
+  RowPart<T, kPacks> v, next;
+  int64_t row = int64_t{blockIdx.x} * kShortWarps + threadIdx.x / 32;
+  if (row < rows) next.Read(x + row * width, lane, 32, width);
+  for (; row < rows; row += stride) {
+    v = next;
+    if (row + stride < rows) next.Read(x + (row + stride) * width, lane, 32, width);
+    const auto each = [&](auto&& use) {
+      OFL_UNROLL
+      for (int p = 0; p < kPacks; ++p) {
+        const int c = (lane + p * 32) * N;
+        if (c < width) use(c, v.At(p));
+      }
+    };
+    float mean = 0.0f, squares = 0.0f;
+    if (kCentred) {
+      float sum = 0.0f;
+      each([&](int, const Pack<float, N>& pack) {
+        OFL_UNROLL
+        for (int i = 0; i < N; ++i) sum += pack.at[i];
+      });
+      mean = WarpSum(sum) * op.share;
+    }
+    each([&](int, const Pack<float, N>& pack) {
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i) squares += (pack.at[i] - mean) * (pack.at[i] - mean);
+    });
+    const float rstd = 1.0f / sqrtf(WarpSum(squares) * op.share + op.eps);
+    each([&](int c, const Pack<float, N>& pack) {
+      Pack<float, N> gamma = LoadFloats<N>(op.gamma + c), beta = {};
+      if (kCentred) beta = LoadFloats<N>(op.beta + c);
+      Pack<T, N> to;
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i) to.at[i] = Store<T>((pack.at[i] - mean) * rstd * gamma.at[i] + beta.at[i]);
+      StorePack(y + row * width + c, to);
+    });
+    if (lane != 0) continue;
+    if (kCentred) op.mean.Put(row, mean);
+    op.rstd.Put(row, rstd);
+  }
+}
+
+template <typename T, bool kCentred>
+auto* NormShortRowsFor(int64_t packs) {
+  return packs <= 32   ? NormShortRows<T, kCentred, 1>
+         : packs <= 64 ? NormShortRows<T, kCentred, 2>
+         : packs <= 96 ? NormShortRows<T, kCentred, 3>
+                       : NormShortRows<T, kCentred, 4>;
+}
+
+// Other rows. 64 registers: four blocks of 256 threads a multiprocessor.
 template <typename T, bool kCentred>
 OFL_KERNEL void __launch_bounds__(512, 2) NormRows(const T* x, T* y, NormOperands op, RowPlan plan) {
   OFL_SHARED float room[32];
@@ -116,6 +209,14 @@ Status Norm(const KernelContext& context, const LaunchContext& launch) {
                 Aligned(op.beta);
   WithFloating(x.dtype, [&](auto t) {
     using T = decltype(t);
+    if (const int64_t packs = width / kPackOf<T>; plan.packed && packs <= kMostShortPacks * 32) {
+      const int64_t room = int64_t{launch.multiprocessors} * ShortBlocks(static_cast<int>((packs + 31) / 32));
+      const int64_t blocks = std::min((plan.rows + kShortWarps - 1) / kShortWarps, room);
+      Launch(NormShortRowsFor<T, kCentred>(packs),
+             Grid{.x = static_cast<unsigned>(blocks), .threads = kShortWarps * 32}, launch.stream, x.as<T>(),
+             y.as<T>(), op, plan.rows, plan.width);
+      return;
+    }
     Launch(NormRows<T, kCentred>, plan.grid, launch.stream, x.as<T>(), y.as<T>(), op, plan);
   });
   return Status();
@@ -151,40 +252,6 @@ struct NormGradOperands {
   int64_t rows;
   int width;
   float share;
-};
-
-// The packs of a row that belong to one thread of its team: number me, me + size, ... They are kept as the
-// words that were loaded: of 16-bit elements that live on to the next row the compiler makes single halves as
-// soon as they are there, that is, it waits for the row it was to load ahead.
-template <typename T, int kPacks>
-struct RowPart {
-  static constexpr int N = kPackOf<T>;
-  uint4 words[kPacks];
-
-  OFL_DEVICE void Read(const T* row, int me, int size, int width) {
-    OFL_UNROLL
-    for (int p = 0; p < kPacks; ++p) {
-      const int c = (me + p * size) * N;
-      if (c < width) words[p] = WordsAt(row + c);
-    }
-  }
-  OFL_DEVICE static uint4 WordsAt(const T* row) { return *reinterpret_cast<const uint4*>(row); }
-  OFL_DEVICE Pack<float, N> At(int p) const { return Floats(words[p]); }
-  OFL_DEVICE static Pack<float, N> Floats(const uint4& words) {
-    Pack<float, N> floats;
-    if constexpr (std::is_same_v<T, BFloat16>) {  // an instruction for each
-      const uint32_t word[] = {words.x, words.y, words.z, words.w};
-      OFL_UNROLL
-      for (int i = 0; i < N; ++i)
-        floats.at[i] = __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xFFFF0000u);
-    } else {
-      Pack<T, N> pack;
-      memcpy(&pack, &words, sizeof(pack));
-      OFL_UNROLL
-      for (int i = 0; i < N; ++i) floats.at[i] = Load(pack.at[i]);
-    }
-    return floats;
-  }
 };
 
 // Rows of up to 3 packs a lane are a warp's: it needs no barrier, and what is done once for a row is shared

@@ -524,8 +524,10 @@ inline void KernelCases::RowsOperators() {
   using enum DType;
   for (DType t : {kBFloat16, kFloat16, kFloat32}) {
     for (int64_t width : {160, 488, 728, 1000}) {
-      const Dims shape{75, t == kFloat32 ? width / 2 : width};
+      const Dims shape{141, t == kFloat32 ? width / 2 : width};
       const Dims rows = {shape[0]}, columns = {shape[1]};
+      CheckCase({"layer_norm", {shape, columns, columns}, {{"eps", 1e-5}}, {t, t, t}, 4, 3, 5}, ++seed);
+      CheckCase({"rms_norm", {shape, columns}, {{"eps", 1e-5}}, {t, t}}, ++seed);
       CheckCase({"layer_norm_grad", {shape, shape, columns, rows, rows}, {}, {t, t, t, kFloat32, kFloat32}},
                 ++seed);
       CheckCase({"rms_norm_grad",
