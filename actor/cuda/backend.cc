@@ -126,10 +126,10 @@ class CudaBackend : public Backend {
   int64_t TimeProposals(const std::string& work, DeviceStream* device_stream, void* scratch,
                         int64_t bytes) override {
     auto* stream = static_cast<CudaStream*>(device_stream);
-    const GemmDescriptor* product = Choices().Find(work, stream->device().gpu().ordinal());
+    const ChoosableWork* wanted = Choices().Find(work, stream->device().gpu().ordinal());
     LaunchContext launch;
-    if (product == nullptr || !stream->ForLaunches(&launch).ok()) return -1;
-    const std::vector<double> seconds = cuda::TimeProposals(*product, launch, scratch, bytes);
+    if (wanted == nullptr || !stream->ForLaunches(&launch).ok()) return -1;
+    const std::vector<double> seconds = wanted->time(launch, scratch, bytes);
     return seconds.empty() ? -1 : FastestProposal(seconds);
   }
   void Decide(const std::vector<LibraryChoice>& choices, bool keep) override {

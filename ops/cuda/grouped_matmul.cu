@@ -4,16 +4,24 @@
 // tiles. The grid has as many tiles as there may be, and a block without one ends at once. No atomics: a
 // result is the sum of one block, in a fixed order.
 //
-// 16-bit operands: tiles of 128 by 128 on tensor cores (product_tile.h). fp32: tiles of 32 by 32 in blocks of
-// 16 by 16 threads on the plain cores.
+// 16-bit operands: tiles of 128 by 128 on tensor cores (grouped_tiles.h), in one of two ways: 0, by warps, on
+// every card, or 1, by warpgroups, on those of compute capability 9.0 whose operands are whole packs. Way 1
+// is taken only where both were timed when the plan was loaded, agreed, and it was the faster one
+// (product_choices.h), or where attribute "gemm_choice" says so. fp32: tiles of 32 by 32 in blocks of 16 by
+// 16 threads on the plain cores.
 //
 // Floor, operations: 2 n k m. An expert's r rows of a set are computed in ceil(r / 128) tiles, whose warps
 // leave padding out by 32 rows: 16 of padding for an expert on average, of 256 rows a sixteenth.
+#include <glog/logging.h>
+
+#include <cmath>
 #include <limits>
 
-#include "ops/cuda/grouped_runs.h"
+#include "ops/cuda/driver_turn.h"
+#include "ops/cuda/grouped_tiles.h"
 #include "ops/cuda/kernels.h"
-#include "ops/cuda/product_tile.h"
+#include "ops/cuda/product_choices.h"
+#include "ops/reference.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -55,84 +63,6 @@ OFL_KERNEL void __launch_bounds__(kMostWarpsOfFind * 32)
     if (run <= runs.Count()) runs.Tile(set)[run] = sum - own;
     tiles = __shfl_sync(0xFFFFFFFFu, sum, 31);
   }
-}
-
-// x[parts rows k] w[sets experts k m] -> y[parts rows m]. transposed: w is [m k].
-struct RowsProduct {
-  const void *x, *w;
-  FloatView y;
-  int k, m;
-  bool y_packs, transposed;
-};
-
-// dw[sets experts k m] = x[parts rows k]^T dy[parts rows m], summed over the parts of a set.
-struct MatricesProduct {
-  const void *x, *dy;
-  FloatView dw;
-  int k, m;
-  bool dw_packs;
-};
-
-// --- On tensor cores
-
-template <typename T, bool kTransposed, bool kPacked>
-OFL_KERNEL void __launch_bounds__(kProductThreads, 2)
-    MultiplyRows(ExpertRuns runs, RowsProduct p, int64_t most_tiles) {
-  RunTile at;
-  if (!FindRunTile(runs, most_tiles, p.m, kProductColumns, &at)) return;
-  using Tile = ProductTile<T, false, !kTransposed, kPacked>;
-  Tile tile;
-  const RowWalk walk = at.Walk(runs);
-  if (const int64_t matrix = at.Matrix(runs); matrix >= 0) {
-    using Left = typename Tile::Left;
-    using Right = typename Tile::Right;
-    const T* w = static_cast<const T*>(p.w) + matrix * p.k * p.m;
-    Left left(static_cast<const T*>(p.x), p.k, p.k);
-    Right right(kTransposed ? w : w + at.column, kTransposed ? p.k : p.m,
-                kTransposed ? p.k : p.m - at.column);
-    int rows[Left::kEach], done = 0;
-    RowWalk walk_of_x = walk;
-    OFL_UNROLL
-    for (int i = 0; i < Left::kEach; ++i) rows[i] = walk_of_x(Left::Number(i));
-    tile.Multiply(at.rows, p.m - at.column, [&](const auto& left_tile, const auto& right_tile) {
-      if (done >= p.k) return false;
-      left.Load(left_tile, [&](int i) { return rows[i]; });
-      left.Next();
-      right.Load(right_tile, [&](int i) {
-        const int row = (kTransposed ? at.column : done) + Right::Number(i);
-        return row < (kTransposed ? p.m : p.k) ? row : -1;
-      });
-      if constexpr (kTransposed) right.Next();
-      done += kProductDepth;
-      return true;
-    });
-  }
-  tile.Put({p.y.From(at.column), p.m, p.m - at.column, p.y_packs}, walk);
-}
-
-template <typename T, bool kPacked>
-OFL_KERNEL void __launch_bounds__(kProductThreads, 2) MultiplyColumns(ExpertRuns runs, MatricesProduct p) {
-  const MatrixTile at(runs, p.k, p.m, kProductRows, kProductColumns);
-  using Tile = ProductTile<T, true, true, kPacked>;
-  using Left = typename Tile::Left;
-  Tile tile;
-  const Left left(static_cast<const T*>(p.x) + at.row, p.k, p.k - at.row);
-  const typename Tile::Right right(static_cast<const T*>(p.dy) + at.column, p.m, p.m - at.column);
-  RowWalk walk = at.Walk(runs);
-  int done = 0;
-  tile.Multiply(p.k - at.row, p.m - at.column, [&](const auto& left_tile, const auto& right_tile) {
-    if (done >= at.depth) return false;
-    int rows[Left::kEach];  // of both
-    static_assert(Left::kEach == Tile::Right::kEach);
-    OFL_UNROLL
-    for (int i = 0; i < Left::kEach; ++i) rows[i] = walk(done + Left::Number(i));
-    left.Load(left_tile, [&](int i) { return rows[i]; });
-    right.Load(right_tile, [&](int i) { return rows[i]; });
-    done += kProductDepth;
-    return true;
-  });
-  tile.Put({p.dw.From(at.matrix * p.k * p.m + at.column), p.m, p.m - at.column, p.dw_packs},
-           [&](int number) { return at.row + number < p.k ? at.row + number : -1; });
 }
 
 // --- On the plain cores, in fp32
@@ -211,6 +141,14 @@ OFL_KERNEL void MultiplyColumnsPlain(ExpertRuns runs, MatricesProduct p) {
 
 // --- Launches
 
+template <typename T, bool kLeftAcross, bool kRightAcross>
+using PackedTile = ProductTile<T, kLeftAcross, kRightAcross, true>;
+template <typename T, bool kLeftAcross, bool kRightAcross>
+using LooseTile = ProductTile<T, kLeftAcross, kRightAcross, false>;
+
+constexpr int64_t kByWarps = 0, kByWarpgroups = 1;
+constexpr int kWarpgroupArchitecture = 90;
+
 int64_t PartsOf(const TensorArg& arg, int axes) {  // the product of all extents but the last `axes`
   int64_t parts = 1;
   for (int i = 0; i < arg.extent.rank() - axes; ++i) parts *= arg.extent[i];
@@ -249,7 +187,7 @@ Status FindRunsOf(const KernelContext& context, const TensorArg& experts, int ta
   return Status();
 }
 
-Status GroupedMatmul(const KernelContext& context, const LaunchContext& launch) {
+Status GroupedMatmul(const KernelContext& context, int64_t way, const LaunchContext& launch) {
   const TensorArg &x = context.in[0], &w = context.in[1], &y = context.out[0];
   ExpertRuns runs;
   const int tall = x.dtype == DType::kFloat32 ? kTile : kProductRows;
@@ -262,26 +200,26 @@ Status GroupedMatmul(const KernelContext& context, const LaunchContext& launch) 
                          static_cast<int>(FromBehind(y.extent, 1)),
                          Packs(y),
                          context.spec.attrs.Int("transposed", 0) != 0};
-  const int64_t most = runs.MostTiles();
-  const auto grid = [&](int broad, unsigned threads, size_t shared) {
-    return Grid{static_cast<unsigned>(runs.sets * most * ((p.m + broad - 1) / broad)), 1, threads, shared};
-  };
+  const bool packed = Packs(x) && Packs(w);
+  if (way == kByWarpgroups && packed) {
+    LaunchRowsByWarpgroups(x.dtype, runs, p, launch.stream);
+    return Status();
+  }
   WithFloating(x.dtype, [&](auto element) {
     using T = decltype(element);
     if constexpr (std::is_same_v<T, float>) {
-      Launch(MultiplyRowsPlain, grid(kTile, kSide * kSide, 0), launch.stream, runs, p, most);
+      Launch(MultiplyRowsPlain, Grid{.x = RowTiles(runs, p, kTile), .threads = kSide * kSide}, launch.stream,
+             runs, p, runs.MostTiles());
+    } else if (packed) {
+      LaunchRows<T, PackedTile>(runs, p, launch.stream);
     } else {
-      const bool packed = Packs(x) && Packs(w);
-      const auto kernel = p.transposed ? packed ? MultiplyRows<T, true, true> : MultiplyRows<T, true, false>
-                          : packed ? MultiplyRows<T, false, true>
-                                       : MultiplyRows<T, false, false>;
-      Launch(kernel, grid(kProductColumns, kProductThreads, kProductShared), launch.stream, runs, p, most);
+      LaunchRows<T, LooseTile>(runs, p, launch.stream);
     }
   });
   return Status();
 }
 
-Status GroupedMatmulGradWeight(const KernelContext& context, const LaunchContext& launch) {
+Status GroupedMatmulGradWeight(const KernelContext& context, int64_t way, const LaunchContext& launch) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &dw = context.out[0];
   ExpertRuns runs;
   if (Status found = FindRunsOf(context, dw, kTile, launch, &runs); !found.ok()) return found;
@@ -292,34 +230,190 @@ Status GroupedMatmulGradWeight(const KernelContext& context, const LaunchContext
                              static_cast<int>(FromBehind(x.extent, 1)),
                              static_cast<int>(FromBehind(dy.extent, 1)),
                              Packs(dw)};
-  const auto grid = [&](int tall, int broad, unsigned threads, size_t shared) {
-    return Grid{
-        static_cast<unsigned>(PartsOf(dw, 2) * ((p.k + tall - 1) / tall) * ((p.m + broad - 1) / broad)), 1,
-        threads, shared};
-  };
+  const bool packed = Packs(x) && Packs(dy);
+  if (way == kByWarpgroups && packed) {
+    LaunchColumnsByWarpgroups(x.dtype, runs, p, launch.stream);
+    return Status();
+  }
   WithFloating(x.dtype, [&](auto element) {
     using T = decltype(element);
     if constexpr (std::is_same_v<T, float>) {
-      Launch(MultiplyColumnsPlain, grid(kTile, kTile, kSide * kSide, 0), launch.stream, runs, p);
+      Launch(MultiplyColumnsPlain, Grid{.x = MatrixTiles(runs, p, kTile, kTile), .threads = kSide * kSide},
+             launch.stream, runs, p);
+    } else if (packed) {
+      LaunchColumns<T, PackedTile>(runs, p, launch.stream);
     } else {
-      Launch(Packs(x) && Packs(dy) ? MultiplyColumns<T, true> : MultiplyColumns<T, false>,
-             grid(kProductRows, kProductColumns, kProductThreads, kProductShared), launch.stream, runs, p);
+      LaunchColumns<T, LooseTile>(runs, p, launch.stream);
     }
   });
   return Status();
 }
 
-std::string ExplainCounts(const Fault& fault) {
-  if (fault.operand == kNegativeCount) return Cat("expert ", fault.value, " has a count of ", fault.limit);
-  return Cat("counts add up to more than the ", fault.limit, " rows of x");
+// --- Which way
+
+using GroupedFn = Status (*)(const KernelContext&, int64_t way, const LaunchContext&);
+
+// What is timed: as many rows for each of some experts as the node's may have on average, one expert more and
+// one less, and some rows of none; operands as the node's types.
+struct GroupedWork {
+  std::string name;
+  GroupedFn fn;
+  Attrs attrs;
+  bool gradient, transposed;
+  DType in, out;
+  int64_t k, m, experts, rows;  // rows: of an expert
+
+  explicit GroupedWork(const KernelSpec& spec, GroupedFn which, bool is_gradient)
+      : name(spec.name), fn(which), attrs(spec.attrs), gradient(is_gradient) {
+    constexpr int64_t kMostExperts = 8, kMostRows = 2048;
+    const TensorArg &x = spec.in[0], &of_experts = gradient ? spec.out[0] : spec.in[1];
+    transposed = !gradient && attrs.Int("transposed", 0) != 0;
+    in = x.dtype;
+    out = spec.out[0].dtype;
+    k = FromBehind(x.extent, 1);
+    m = FromBehind(gradient ? spec.in[1].extent : spec.out[0].extent, 1);
+    const int64_t all = std::max<int64_t>(FromBehind(of_experts.extent, 3), 1);
+    experts = std::min(all, kMostExperts);
+    const int64_t of_set = PartsOf(x, 1) / std::max<int64_t>(PartsOf(of_experts, 3), 1);
+    rows = std::clamp<int64_t>(of_set / all, 2, kMostRows);
+  }
+
+  std::string Name(int device) const {
+    return Cat(gradient     ? "gradient of grouped matrices "
+               : transposed ? "grouped product across "
+                            : "grouped product ",
+               rows, " rows of ", experts, ", ", k, "x", m, " ", oneflow_like::Name(in), ">",
+               oneflow_like::Name(out), ", kernels 1 on ", CardOf(device));
+  }
+
+  std::vector<double> Time(const LaunchContext& launch, void* scratch, int64_t bytes) const;
+};
+
+TensorArg Line(void* data, DType dtype, int64_t elements) {
+  return {data, dtype, {elements}, {0}, {elements}};
 }
+
+// Whether two results are roundings of nearly the same sums, by some two million elements of all columns and
+// rows: an odd number apart.
+bool Agree(const void* a, const void* b, int64_t elements, DType dtype) {
+  const size_t size = SizeOf(dtype);
+  std::vector<char> first(elements * size), second(elements * size);
+  if (cudaMemcpy(first.data(), a, first.size(), cudaMemcpyDeviceToHost) != cudaSuccess ||
+      cudaMemcpy(second.data(), b, second.size(), cudaMemcpyDeviceToHost) != cudaSuccess)
+    return false;
+  const TensorArg x = Line(first.data(), dtype, elements), y = Line(second.data(), dtype, elements);
+  const int64_t apart = elements >> 21 | 1, looked_at = (elements + apart - 1) / apart;
+  double squares = 0;
+  for (int64_t i = 0; i < elements; i += apart) squares += LoadFloat(x, i) * LoadFloat(x, i);
+  const double typical = std::sqrt(squares / static_cast<double>(std::max<int64_t>(looked_at, 1)));
+  for (int64_t i = 0; i < elements; i += apart) {
+    const double far = std::abs(LoadFloat(x, i) - LoadFloat(y, i));
+    if (!(far <= (std::abs(LoadFloat(x, i)) + typical) / 64)) return false;
+  }
+  return true;
+}
+
+std::vector<double> GroupedWork::Time(const LaunchContext& launch, void* scratch, int64_t bytes) const {
+  if (launch.architecture != kWarpgroupArchitecture) return {};
+  const int64_t behind = 5, all_rows = experts * rows + behind;
+  auto* free = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + 255) / 256 * 256);
+  char* const end = static_cast<char*>(scratch) + bytes;
+  const auto take = [&](DType dtype, Dims shape) {
+    TensorArg arg{free, dtype, shape, Dims(shape.rank(), 0), shape};
+    const int64_t size = arg.elements() * static_cast<int64_t>(SizeOf(dtype));
+    free = size <= end - free ? free + (size + 255) / 256 * 256 : end + 1;
+    return arg;
+  };
+  const Dims left{all_rows, k}, right{all_rows, m};
+  const Dims matrices = transposed ? Dims{experts, m, k} : Dims{experts, k, m};
+  const TensorArg x = take(in, left), second = take(in, gradient ? right : matrices);
+  const int64_t numbers = free - static_cast<char*>(x.data);
+  const TensorArg counts = take(DType::kInt32, {experts});
+  const TensorArg results[] = {take(out, gradient ? matrices : right),
+                               take(out, gradient ? matrices : right)};
+  if (free > end) return {};
+  std::vector<int32_t> of_expert(experts, static_cast<int32_t>(rows));
+  if (experts > 1) ++of_expert[0], --of_expert[experts - 1];
+  const DriverCall call;
+  if (FillWithNumbers(x.data, numbers, in, launch.stream) != cudaSuccess ||
+      cudaMemcpyAsync(counts.data, of_expert.data(), of_expert.size() * sizeof(int32_t),
+                      cudaMemcpyHostToDevice, launch.stream) != cudaSuccess ||
+      cudaStreamSynchronize(launch.stream) != cudaSuccess)
+    return {};
+  KernelSpec spec;
+  spec.name = spec.node = name;
+  spec.attrs = attrs;
+  spec.in = {x, second, counts};
+  std::vector<std::function<bool()>> ways;
+  for (const int64_t way : {kByWarps, kByWarpgroups}) {
+    KernelSpec own = spec;
+    own.out = {results[way]};
+    ways.push_back([this, own, way, &launch] {
+      const bool done = fn({own, own.in, own.out, nullptr, 0, 0, 1, 0}, way, launch).ok();
+      return done && cudaGetLastError() == cudaSuccess;
+    });
+  }
+  std::vector<double> seconds = TimeInTurn(ways, launch.stream);
+  if (seconds.size() > 1 && !Agree(results[0].data, results[1].data, results[0].elements(), out)) {
+    LOG(WARNING)
+        << name << ": products by warpgroups do not agree with those by warps on this card, and are not used";
+    seconds.resize(1);
+  }
+  return seconds;
+}
+
+class GroupedKernel : public CudaKernel {
+ public:
+  GroupedKernel(const KernelSpec& spec, GroupedFn fn, bool gradient)
+      : work_(std::make_shared<GroupedWork>(spec, fn, gradient)),
+        asked_(spec.attrs.Int("gemm_choice", kDecided)) {
+    if (work_->in == DType::kFloat32 || work_->k % 8 != 0 || work_->m % 8 != 0) asked_ = kByWarps;
+    if (asked_ != kDecided) return;
+    Choices().Want(Cat(spec.name, work_->Name(-1)),
+                   {[work = work_](int device) { return work->Name(device); },
+                    [work = work_](const LaunchContext& launch, void* scratch, int64_t bytes) {
+                      return work->Time(launch, scratch, bytes);
+                    }});
+  }
+  Status Launch(const KernelContext& context, const LaunchContext& launch) override {
+    return work_->fn(context, Way(launch), launch);
+  }
+  std::string Explain(const Fault& fault) const override {
+    if (fault.operand == kNegativeCount) return Cat("expert ", fault.value, " has a count of ", fault.limit);
+    return Cat("counts add up to more than the ", fault.limit, " rows of x");
+  }
+
+ private:
+  // As long as the process lives, the same on one device.
+  int64_t Way(const LaunchContext& launch) {
+    if (launch.architecture != kWarpgroupArchitecture) return kByWarps;
+    if (asked_ != kDecided) return asked_;
+    int device = -1;
+    if (cudaGetDevice(&device) != cudaSuccess) return kByWarps;
+    if (device != device_) {
+      const std::string name = work_->Name(device);
+      Choices().Settle(name);
+      way_ = Choices().Decided(name);
+      device_ = device;
+    }
+    return way_;
+  }
+
+  std::shared_ptr<const GroupedWork> work_;
+  int64_t asked_;
+  int device_ = -1;
+  int64_t way_ = kByWarps;
+};
 
 }  // namespace
 
 void AddGroupedMatmulKernels(KernelRegistry* registry) {
-  registry->Add("grouped_matmul", "cuda", MakeIndexKernel(GroupedMatmul, ExplainCounts));
-  registry->Add("grouped_matmul_grad_weight", "cuda",
-                MakeIndexKernel(GroupedMatmulGradWeight, ExplainCounts));
+  registry->Add("grouped_matmul", "cuda", [](const KernelSpec& spec) -> std::unique_ptr<Kernel> {
+    return std::make_unique<GroupedKernel>(spec, GroupedMatmul, false);
+  });
+  registry->Add("grouped_matmul_grad_weight", "cuda", [](const KernelSpec& spec) -> std::unique_ptr<Kernel> {
+    return std::make_unique<GroupedKernel>(spec, GroupedMatmulGradWeight, true);
+  });
 }
 
 }  // namespace oneflow_like::cuda

@@ -1,9 +1,10 @@
 // layer_norm and rms_norm over the last axis, and their gradients.
 //
-// Floor, bytes per element of x of type T: forward 2 sizeof(T) (the row waits in shared memory for its
-// statistics), gradient 3 sizeof(T), 4 with a residual: a block keeps the row of dy and x in registers, and
-// with it the sums of its rows for the gradients of gamma and beta, which it leaves in the workspace for a
-// second kernel to add up in the order of blocks. Rows that fit neither (long, unaligned, of two types) go
+// Floor, bytes per element of x of type T: forward 2 sizeof(T) (the row waits in a warp's registers
+// or in shared memory for its statistics), gradient 3 sizeof(T), 4 with a residual: a warp or a block keeps
+// the row of dy and x in registers, and with it the sums of its rows for the gradients of gamma and beta,
+// which a block leaves in the workspace for a second kernel to add up in the order of blocks: 396 times the
+// width on an H100, where rows of 768 are a warp's. Rows that fit neither (long, unaligned, of two types) go
 // through slower kernels that read them twice.
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/rows.h"
@@ -21,7 +22,100 @@ struct NormOperands {
   float share;  // 1 / width
 };
 
-// 64 registers: four blocks of 256 threads a multiprocessor.
+// The packs of a row that belong to one thread of its team: number me, me + size, ... They are kept as the
+// words that were loaded: of 16-bit elements that live on to the next row the compiler makes single halves as
+// soon as they are there, that is, it waits for the row it was to load ahead.
+template <typename T, int kPacks>
+struct RowPart {
+  static constexpr int N = kPackOf<T>;
+  uint4 words[kPacks];
+
+  OFL_DEVICE void Read(const T* row, int me, int size, int width) {
+    OFL_UNROLL
+    for (int p = 0; p < kPacks; ++p) {
+      const int c = (me + p * size) * N;
+      if (c < width) words[p] = WordsAt(row + c);
+    }
+  }
+  OFL_DEVICE static uint4 WordsAt(const T* row) { return *reinterpret_cast<const uint4*>(row); }
+  OFL_DEVICE Pack<float, N> At(int p) const { return Floats(words[p]); }
+  OFL_DEVICE static Pack<float, N> Floats(const uint4& words) {
+    Pack<float, N> floats;
+    if constexpr (std::is_same_v<T, BFloat16>) {  // an instruction for each
+      const uint32_t word[] = {words.x, words.y, words.z, words.w};
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i)
+        floats.at[i] = __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xFFFF0000u);
+    } else {
+      Pack<T, N> pack;
+      memcpy(&pack, &words, sizeof(pack));
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i) floats.at[i] = Load(pack.at[i]);
+    }
+    return floats;
+  }
+};
+
+// A row of up to 4 packs a lane is a warp's, and stays in its registers; the next one is on its way
+// meanwhile.
+constexpr int kShortWarps = 8, kMostShortPacks = 4;
+constexpr int ShortBlocks(int packs) { return packs <= 3 ? 4 : 3; }  // of a multiprocessor: 64, 80 registers
+template <typename T, bool kCentred, int kPacks>
+OFL_KERNEL void __launch_bounds__(kShortWarps * 32, ShortBlocks(kPacks))
+    NormShortRows(const T* x, T* y, NormOperands op, int64_t rows, int width) {
+  constexpr int N = kPackOf<T>;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t stride = int64_t{gridDim.x} * kShortWarps;
+  RowPart<T, kPacks> v, next;
+  int64_t row = int64_t{blockIdx.x} * kShortWarps + threadIdx.x / 32;
+  if (row < rows) next.Read(x + row * width, lane, 32, width);
+  for (; row < rows; row += stride) {
+    v = next;
+    if (row + stride < rows) next.Read(x + (row + stride) * width, lane, 32, width);
+    const auto each = [&](auto&& use) {
+      OFL_UNROLL
+      for (int p = 0; p < kPacks; ++p) {
+        const int c = (lane + p * 32) * N;
+        if (c < width) use(c, v.At(p));
+      }
+    };
+    float mean = 0.0f, squares = 0.0f;
+    if (kCentred) {
+      float sum = 0.0f;
+      each([&](int, const Pack<float, N>& pack) {
+        OFL_UNROLL
+        for (int i = 0; i < N; ++i) sum += pack.at[i];
+      });
+      mean = WarpSum(sum) * op.share;
+    }
+    each([&](int, const Pack<float, N>& pack) {
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i) squares += (pack.at[i] - mean) * (pack.at[i] - mean);
+    });
+    const float rstd = 1.0f / sqrtf(WarpSum(squares) * op.share + op.eps);
+    each([&](int c, const Pack<float, N>& pack) {
+      Pack<float, N> gamma = LoadFloats<N>(op.gamma + c), beta = {};
+      if (kCentred) beta = LoadFloats<N>(op.beta + c);
+      Pack<T, N> to;
+      OFL_UNROLL
+      for (int i = 0; i < N; ++i) to.at[i] = Store<T>((pack.at[i] - mean) * rstd * gamma.at[i] + beta.at[i]);
+      StorePack(y + row * width + c, to);
+    });
+    if (lane != 0) continue;
+    if (kCentred) op.mean.Put(row, mean);
+    op.rstd.Put(row, rstd);
+  }
+}
+
+template <typename T, bool kCentred>
+auto* NormShortRowsFor(int64_t packs) {
+  return packs <= 32   ? NormShortRows<T, kCentred, 1>
+         : packs <= 64 ? NormShortRows<T, kCentred, 2>
+         : packs <= 96 ? NormShortRows<T, kCentred, 3>
+                       : NormShortRows<T, kCentred, 4>;
+}
+
+// Other rows. 64 registers: four blocks of 256 threads a multiprocessor.
 template <typename T, bool kCentred>
 OFL_KERNEL void __launch_bounds__(512, 2) NormRows(const T* x, T* y, NormOperands op, RowPlan plan) {
   OFL_SHARED float room[32];
@@ -115,6 +209,14 @@ Status Norm(const KernelContext& context, const LaunchContext& launch) {
                 Aligned(op.beta);
   WithFloating(x.dtype, [&](auto t) {
     using T = decltype(t);
+    if (const int64_t packs = width / kPackOf<T>; plan.packed && packs <= kMostShortPacks * 32) {
+      const int64_t room = int64_t{launch.multiprocessors} * ShortBlocks(static_cast<int>((packs + 31) / 32));
+      const int64_t blocks = std::min((plan.rows + kShortWarps - 1) / kShortWarps, room);
+      Launch(NormShortRowsFor<T, kCentred>(packs),
+             Grid{.x = static_cast<unsigned>(blocks), .threads = kShortWarps * 32}, launch.stream, x.as<T>(),
+             y.as<T>(), op, plan.rows, plan.width);
+      return;
+    }
     Launch(NormRows<T, kCentred>, plan.grid, launch.stream, x.as<T>(), y.as<T>(), op, plan);
   });
   return Status();
@@ -152,90 +254,131 @@ struct NormGradOperands {
   float share;
 };
 
-// The packs of a row that belong to one thread: number threadIdx.x, + blockDim.x, ...
-template <typename T, int kPacks>
-struct RowPart {
-  static constexpr int N = kPackOf<T>;
-  Pack<T, N> at[kPacks];
+// Rows of up to 3 packs a lane are a warp's: it needs no barrier, and what is done once for a row is shared
+// by more elements. Longer ones are a block's.
+constexpr int kGradWarps = 4, kMostWarpPacks = 3, kMostGradThreads = 512;
+constexpr int GradThreads(bool warps) { return warps ? kGradWarps * 32 : kMostGradThreads; }
+// Blocks of warps that a multiprocessor has room for: 128 registers a thread, 168 of three packs.
+constexpr int GradBlocks(bool warps, int packs) { return !warps ? 1 : packs <= 2 ? 4 : 3; }
 
-  OFL_DEVICE void Read(const T* row, int width) {
-    for (int p = 0; p < kPacks; ++p) {
-      int c = (threadIdx.x + p * blockDim.x) * N;
-      if (c < width) at[p] = LoadPack<N>(row + c);
+// A block's sums for gamma and beta go to the workspace; of warps one adds its own to those of the one
+// before.
+template <bool kCentred, bool kWarps, int kPacks, int N>
+OFL_DEVICE void PutSums(float (&to_gamma)[kPacks][N], float (&to_beta)[kPacks][N], int me, int size,
+                        const NormGradOperands& op) {
+  float* sums = op.sums + int64_t{blockIdx.x} * (kCentred ? 2 : 1) * op.width;
+  const auto put = [&](int p) {
+    const int c = (me + p * size) * N;
+    if (c >= op.width) return;
+    OFL_UNROLL
+    for (int i = 0; i < N; i += 4) {
+      StorePack(sums + c + i,
+                Pack<float, 4>{to_gamma[p][i], to_gamma[p][i + 1], to_gamma[p][i + 2], to_gamma[p][i + 3]});
+      if (kCentred)
+        StorePack(sums + op.width + c + i,
+                  Pack<float, 4>{to_beta[p][i], to_beta[p][i + 1], to_beta[p][i + 2], to_beta[p][i + 3]});
     }
+  };
+  if constexpr (kWarps) {
+    OFL_SHARED float before[kCentred ? 2 : 1][kPacks][N][32];
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    for (int turn = 0; turn < kGradWarps; ++turn) {
+      __syncthreads();
+      if (turn != warp) continue;
+      OFL_UNROLL
+      for (int p = 0; p < kPacks; ++p) {
+        OFL_UNROLL
+        for (int i = 0; i < N; ++i) {
+          if (warp > 0) {
+            to_gamma[p][i] += before[0][p][i][me];
+            if (kCentred) to_beta[p][i] += before[kCentred ? 1 : 0][p][i][me];
+          }
+          before[0][p][i][me] = to_gamma[p][i];
+          if (kCentred) before[kCentred ? 1 : 0][p][i][me] = to_beta[p][i];
+        }
+        if (warp == kGradWarps - 1) put(p);
+      }
+    }
+  } else {
+    OFL_UNROLL
+    for (int p = 0; p < kPacks; ++p) put(p);
   }
-};
+}
 
-constexpr int kGradThreads = 512;
-
-// A block per row. While its sums are on their way the next row's elements are, too, and this row's residual,
+// While a row is worked on, the next one's elements and statistics are on their way, and its own residual,
 // unless rows are so long that registers are short.
-template <typename T, bool kCentred, int kPacks>
-OFL_KERNEL void __launch_bounds__(kGradThreads)
+template <typename T, bool kCentred, bool kWarps, int kPacks>
+OFL_KERNEL void __launch_bounds__(GradThreads(kWarps), GradBlocks(kWarps, kPacks))
     NormGradRows(const T* dy, const T* x, const T* residual, T* dx, NormGradOperands op) {
   OFL_SHARED float room[2][64];
   constexpr int N = kPackOf<T>;
-  constexpr bool kAhead = kPacks < 4;
+  constexpr bool kAhead = kWarps || kPacks < 4;
+  const int me = static_cast<int>(kWarps ? threadIdx.x % 32 : threadIdx.x);
+  const int size = static_cast<int>(kWarps ? 32 : blockDim.x);
+  const int64_t first = kWarps ? int64_t{blockIdx.x} * kGradWarps + threadIdx.x / 32 : blockIdx.x;
+  const int64_t stride = kWarps ? int64_t{gridDim.x} * kGradWarps : gridDim.x;
   float to_gamma[kPacks][N] = {}, to_beta[kPacks][N] = {};
-  RowPart<T, kPacks> d, v, next_d, next_v, beside;
+  using Part = RowPart<T, kPacks>;
+  Part d, v, next_d, next_v, beside;
+  float mean = 0.0f, rstd = 0.0f, next_mean = 0.0f, next_rstd = 0.0f;
   int turn = 0;
-  if (kAhead && blockIdx.x < op.rows) {
-    next_d.Read(dy + int64_t{blockIdx.x} * op.width, op.width);
-    next_v.Read(x + int64_t{blockIdx.x} * op.width, op.width);
-  }
-  for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x, turn ^= 1) {
+  const auto read = [&](int64_t row, Part* d_of, Part* v_of, float* mean_of, float* rstd_of) {
+    d_of->Read(dy + row * op.width, me, size, op.width);
+    v_of->Read(x + row * op.width, me, size, op.width);
+    if (kCentred) *mean_of = op.mean.At(row);
+    *rstd_of = op.rstd.At(row);
+  };
+  if (kAhead && first < op.rows) read(first, &next_d, &next_v, &next_mean, &next_rstd);
+  for (int64_t row = first; row < op.rows; row += stride, turn ^= 1) {
     if (kAhead) {
       d = next_d;
       v = next_v;
+      mean = next_mean;
+      rstd = next_rstd;
+      if (residual != nullptr) beside.Read(residual + row * op.width, me, size, op.width);
+      if (row + stride < op.rows) read(row + stride, &next_d, &next_v, &next_mean, &next_rstd);
     } else {
-      d.Read(dy + row * op.width, op.width);
-      v.Read(x + row * op.width, op.width);
-    }
-    if (kAhead && residual != nullptr) beside.Read(residual + row * op.width, op.width);
-    float mean = kCentred ? op.mean.At(row) : 0.0f, rstd = op.rstd.At(row);
-    int64_t next = row + gridDim.x;
-    if (kAhead && next < op.rows) {
-      next_d.Read(dy + next * op.width, op.width);
-      next_v.Read(x + next * op.width, op.width);
+      read(row, &d, &v, &mean, &rstd);
     }
     TwoSums mine;
+    OFL_UNROLL
     for (int p = 0; p < kPacks; ++p) {
-      int c = (threadIdx.x + p * blockDim.x) * N;
+      const int c = (me + p * size) * N;
       if (c >= op.width) continue;
-      Pack<float, N> gamma = LoadFloats<N>(op.gamma + c);
+      const Pack<float, N> gamma = LoadFloats<N>(op.gamma + c);
+      const Pack<float, N> d_at = d.At(p), v_at = v.At(p);
+      OFL_UNROLL
       for (int i = 0; i < N; ++i) {
-        float dyi = Load(d.at[p].at[i]), g = dyi * gamma.at[i], n = (Load(v.at[p].at[i]) - mean) * rstd;
+        const float dyi = d_at.at[i], g = dyi * gamma.at[i], n = (v_at.at[i] - mean) * rstd;
         mine.a += g;
         mine.b += g * n;
         to_gamma[p][i] += dyi * n;
         to_beta[p][i] += dyi;
       }
     }
-    TwoSums sums = BlockSums(mine, room[turn]);
-    float mean_g = kCentred ? sums.a * op.share : 0.0f, mean_gn = sums.b * op.share;
+    const TwoSums sums = kWarps ? TwoSums{WarpSum(mine.a), WarpSum(mine.b)} : BlockSums(mine, room[turn]);
+    const float mean_g = kCentred ? sums.a * op.share : 0.0f, mean_gn = sums.b * op.share;
+    OFL_UNROLL
     for (int p = 0; p < kPacks; ++p) {
-      int c = (threadIdx.x + p * blockDim.x) * N;
+      const int c = (me + p * size) * N;
       if (c >= op.width) continue;
-      Pack<float, N> gamma = LoadFloats<N>(op.gamma + c);
-      if (!kAhead && residual != nullptr) beside.at[p] = LoadPack<N>(residual + row * op.width + c);
+      const Pack<float, N> gamma = LoadFloats<N>(op.gamma + c);
+      uint4 words = beside.words[p];
+      if (!kAhead && residual != nullptr) words = Part::WordsAt(residual + row * op.width + c);
+      const Pack<float, N> added = Part::Floats(words);
+      const Pack<float, N> d_at = d.At(p), v_at = v.At(p);
       Pack<T, N> to;
+      OFL_UNROLL
       for (int i = 0; i < N; ++i) {
-        float g = Load(d.at[p].at[i]) * gamma.at[i], n = (Load(v.at[p].at[i]) - mean) * rstd;
+        const float g = d_at.at[i] * gamma.at[i], n = (v_at.at[i] - mean) * rstd;
         float to_x = rstd * (g - mean_g - n * mean_gn);
-        if (residual != nullptr) to_x += Load(beside.at[p].at[i]);
+        if (residual != nullptr) to_x += added.at[i];
         to.at[i] = Store<T>(to_x);
       }
       StorePack(dx + row * op.width + c, to);
     }
   }
-  float* sums = op.sums + int64_t{blockIdx.x} * (kCentred ? 2 : 1) * op.width;
-  for (int p = 0; p < kPacks; ++p) {
-    int c = (threadIdx.x + p * blockDim.x) * N;
-    for (int i = 0; i < N && c < op.width; ++i) {
-      sums[c + i] = to_gamma[p][i];
-      if (kCentred) sums[op.width + c + i] = to_beta[p][i];
-    }
-  }
+  PutSums<kCentred, kWarps, kPacks>(to_gamma, to_beta, me, size, op);
 }
 
 // Any row, any types: dx alone, both operands read twice.
@@ -310,18 +453,34 @@ OFL_KERNEL void FinishNormGrad(const float* sums, int parts, int width, int colu
   }
 }
 
-// Blocks of NormGradRows: threads for a row, packs for a thread. packs 0: the row is not for it.
+// How NormGradRows has rows of so many packs: by a warp or a block of so many threads, packs for a thread.
+// packs 0: the row is not for it.
 struct GradPlan {
-  unsigned threads = 0;
-  int packs = 0;
+  bool warps = false;
+  int threads = 0, packs = 0;
+  int blocks = 0;  // of a multiprocessor
 };
 GradPlan PlanGrad(int64_t width, size_t size) {
-  int64_t packs = width * static_cast<int64_t>(size) / 16;
-  for (int each : {1, 2, 4}) {
-    int64_t threads = ((packs + each - 1) / each + 31) / 32 * 32;
-    if (threads <= kGradThreads) return {static_cast<unsigned>(threads), each};
+  const int64_t packs = width * static_cast<int64_t>(size) / 16;
+  if (packs <= kMostWarpPacks * 32) {
+    const int each = static_cast<int>((packs + 31) / 32);
+    return {true, GradThreads(true), each, GradBlocks(true, each)};
+  }
+  for (int each : {2, 4}) {
+    const int64_t threads = ((packs + each - 1) / each + 31) / 32 * 32;
+    if (threads <= kMostGradThreads)
+      return {false, static_cast<int>(threads), each, static_cast<int>(std::max<int64_t>(1, 512 / threads))};
   }
   return {};
+}
+
+template <typename T, bool kCentred>
+auto* NormGradRowsFor(const GradPlan& plan) {
+  if (!plan.warps)
+    return plan.packs == 2 ? NormGradRows<T, kCentred, false, 2> : NormGradRows<T, kCentred, false, 4>;
+  return plan.packs == 1   ? NormGradRows<T, kCentred, true, 1>
+         : plan.packs == 2 ? NormGradRows<T, kCentred, true, 2>
+                           : NormGradRows<T, kCentred, true, 3>;
 }
 
 template <bool kCentred>
@@ -351,14 +510,12 @@ Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
                 (residual == nullptr || (residual->dtype == x.dtype && Aligned(residual->data)));
   int64_t parts;
   if (packed) {
-    int64_t blocks = int64_t{launch.multiprocessors} * std::max(1u, std::min(768 / plan.threads, 16u));
-    parts = std::min({op.rows, most, blocks});
-    Grid grid{.x = static_cast<unsigned>(parts), .threads = plan.threads};
+    const int64_t teams = plan.warps ? kGradWarps : 1;
+    parts = std::min({(op.rows + teams - 1) / teams, most, int64_t{launch.multiprocessors} * plan.blocks});
+    Grid grid{.x = static_cast<unsigned>(parts), .threads = static_cast<unsigned>(plan.threads)};
     WithFloating(x.dtype, [&](auto t) {
       using T = decltype(t);
-      auto* kernel = plan.packs == 1   ? NormGradRows<T, kCentred, 1>
-                     : plan.packs == 2 ? NormGradRows<T, kCentred, 2>
-                                       : NormGradRows<T, kCentred, 4>;
+      auto* kernel = NormGradRowsFor<T, kCentred>(plan);
       Launch(kernel, grid, launch.stream, dy.as<T>(), x.as<T>(),
              residual != nullptr ? residual->as<T>() : nullptr, dx.as<T>(), op);
     });

@@ -31,22 +31,6 @@ std::string BytesOf(const GemmDescriptor& product) {
   return std::string(reinterpret_cast<const char*>(&product), sizeof product);
 }
 
-// "NVIDIA H100 80GB HBM3, 132 multiprocessors"; asking takes a millisecond.
-const std::string& CardOf(int device) {
-  static std::mutex mutex;  // ranks on several threads launch their first products
-  static auto* cards = new std::map<int, std::string>;
-  std::lock_guard lock(mutex);
-  std::string& card = (*cards)[device];
-  if (!card.empty()) return card;
-  cudaDeviceProp properties;
-  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
-    cudaGetLastError();
-    static const auto* const unknown = new std::string("a card");
-    return *unknown;
-  }
-  return card = Cat(properties.name, ", ", properties.multiProcessorCount, " multiprocessors");
-}
-
 const char* NameOf(Epilogue epilogue) {
   switch (epilogue) {
     case Epilogue::kBias:
@@ -111,17 +95,6 @@ std::vector<uint32_t> Pattern(DType type) {
   return words;
 }
 
-cudaError_t Fill(char* to, int64_t bytes, DType type, cudaStream_t stream) {
-  const std::vector<uint32_t> pattern = Pattern(type);
-  int64_t done = std::min(bytes, kPattern);
-  cudaError_t error =
-      cudaMemcpyAsync(to, pattern.data(), static_cast<size_t>(done), cudaMemcpyHostToDevice, stream);
-  for (; error == cudaSuccess && done < bytes; done *= 2)
-    error = cudaMemcpyAsync(to + done, to, static_cast<size_t>(std::min(done, bytes - done)),
-                            cudaMemcpyDeviceToDevice, stream);
-  return error == cudaSuccess ? cudaStreamSynchronize(stream) : error;  // the pattern goes
-}
-
 // Times launches between two events of a stream.
 class Stopwatch {
  public:
@@ -139,7 +112,7 @@ class Stopwatch {
   double SecondsOf(int runs, Launch&& launch) {
     if (!good_ || cudaEventRecord(from_, stream_) != cudaSuccess) return -1;
     for (int i = 0; i < runs; ++i)
-      if (!launch().ok()) return -1;
+      if (!launch()) return -1;
     float milliseconds = 0;
     if (cudaEventRecord(to_, stream_) != cudaSuccess || cudaEventSynchronize(to_) != cudaSuccess ||
         cudaEventElapsedTime(&milliseconds, from_, to_) != cudaSuccess)
@@ -162,6 +135,56 @@ std::string LineOf(const LibraryChoice& choice) {
 
 }  // namespace
 
+// Asking takes a millisecond.
+const std::string& CardOf(int device) {
+  static std::mutex mutex;  // ranks on several threads launch their first products
+  static auto* cards = new std::map<int, std::string>;
+  std::lock_guard lock(mutex);
+  std::string& card = (*cards)[device];
+  if (!card.empty()) return card;
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+    cudaGetLastError();
+    static const auto* const unknown = new std::string("a card");
+    return *unknown;
+  }
+  return card = Cat(properties.name, ", ", properties.multiProcessorCount, " multiprocessors");
+}
+
+cudaError_t FillWithNumbers(void* where, int64_t bytes, DType type, cudaStream_t stream) {
+  char* const to = static_cast<char*>(where);
+  const std::vector<uint32_t> pattern = Pattern(type);
+  int64_t done = std::min(bytes, kPattern);
+  cudaError_t error =
+      cudaMemcpyAsync(to, pattern.data(), static_cast<size_t>(done), cudaMemcpyHostToDevice, stream);
+  for (; error == cudaSuccess && done < bytes; done *= 2)
+    error = cudaMemcpyAsync(to + done, to, static_cast<size_t>(std::min(done, bytes - done)),
+                            cudaMemcpyDeviceToDevice, stream);
+  return error == cudaSuccess ? cudaStreamSynchronize(stream) : error;  // the pattern goes
+}
+
+std::vector<double> TimeInTurn(const std::vector<std::function<bool()>>& ways, cudaStream_t stream) {
+  Stopwatch watch(stream);
+  std::vector<double> seconds;
+  int runs = 1;
+  for (const auto& way : ways) {
+    if (watch.SecondsOf(1, way) < 0) break;  // loads its code
+    const double warm = watch.SecondsOf(1, way);
+    if (seconds.empty())
+      runs = std::clamp(static_cast<int>(kRoundSeconds / std::max(warm, 1e-9)), 1, kMostRuns);
+    seconds.push_back(warm);
+  }
+  // In turn, so that a clock that rises or falls is the same for all.
+  for (int round = 0; round < kRounds && seconds.size() > 1; ++round) {
+    for (size_t i = 0; i < seconds.size(); ++i) {
+      const double each = watch.SecondsOf(runs, ways[i]);
+      if (each < 0) return {};
+      seconds[i] = round == 0 ? each : std::min(seconds[i], each);
+    }
+  }
+  return seconds;
+}
+
 std::string WorkOf(const GemmDescriptor& g, int device) {
   static const auto* const version = new std::string(DescribeGemmLibrary().version);
   return Cat("product ", g.m, "x", g.n, "x", g.k, g.transposed_a ? " t" : " n", g.transposed_b ? "t" : "n",
@@ -174,7 +197,16 @@ std::string WorkOf(const GemmDescriptor& g, int device) {
 
 void ProductChoices::Want(const GemmDescriptor& product) {
   std::lock_guard lock(mutex_);
-  wanted_.try_emplace(BytesOf(product), product);
+  wanted_.try_emplace(BytesOf(product),
+                      ChoosableWork{[product](int device) { return WorkOf(product, device); },
+                                    [product](const LaunchContext& launch, void* scratch, int64_t bytes) {
+                                      return TimeProposals(product, launch, scratch, bytes);
+                                    }});
+}
+
+void ProductChoices::Want(const std::string& key, ChoosableWork work) {
+  std::lock_guard lock(mutex_);
+  wanted_.try_emplace(key, std::move(work));
 }
 
 std::vector<LibraryChoice> ProductChoices::Open(int device) const {
@@ -182,8 +214,8 @@ std::vector<LibraryChoice> ProductChoices::Open(int device) const {
   const std::map<std::string, int64_t> kept = ReadChoices(FileOfChoices());
   std::map<std::string, int64_t> open;
   std::lock_guard lock(mutex_);
-  for (const auto& [bytes, product] : wanted_) {
-    const std::string work = WorkOf(product, device);
+  for (const auto& [key, wanted] : wanted_) {
+    const std::string work = wanted.name(device);
     if (decided_.count(work) != 0) continue;
     const auto found = kept.find(work);
     open[work] = found == kept.end() ? -1 : found->second;
@@ -193,10 +225,10 @@ std::vector<LibraryChoice> ProductChoices::Open(int device) const {
   return choices;
 }
 
-const GemmDescriptor* ProductChoices::Find(const std::string& work, int device) const {
+const ChoosableWork* ProductChoices::Find(const std::string& work, int device) const {
   std::lock_guard lock(mutex_);
-  for (const auto& [bytes, product] : wanted_)
-    if (WorkOf(product, device) == work) return &product;
+  for (const auto& [key, wanted] : wanted_)
+    if (wanted.name(device) == work) return &wanted;
   return nullptr;
 }
 
@@ -248,7 +280,7 @@ std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchCon
   char* const base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + 255) / 256 * 256);
   if (base + at.end > static_cast<char*>(scratch) + bytes) return {};
   const DriverCall call;
-  if (Fill(base, at.end, static_cast<DType>(product.in), launch.stream) != cudaSuccess) return {};
+  if (FillWithNumbers(base, at.end, static_cast<DType>(product.in), launch.stream) != cudaSuccess) return {};
   GemmOperands operands;
   operands.a = base + at.a;
   operands.b = base + at.b;
@@ -257,30 +289,18 @@ std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchCon
   operands.bias = HasVector(product) ? base + at.bias : nullptr;
   operands.aux = product.ld_aux > 0 ? base + at.aux : nullptr;
   operands.workspace = launch.workspace;
-  Stopwatch watch(launch.stream);
   std::vector<std::unique_ptr<Gemm>> proposals;
-  std::vector<double> seconds;
-  int runs = 1;
+  std::vector<std::function<bool()>> ways;
   for (int64_t i = 0; i < DescribeGemmLibrary().proposals; ++i) {
     GemmDescriptor numbered = product;
     numbered.choice = i;
-    std::unique_ptr<Gemm> proposal = MakeGemm(numbered);
-    const auto once = [&] { return proposal->Launch(operands, launch); };
-    if (!proposal->Check().ok() || watch.SecondsOf(1, once) < 0) break;  // loads its code
-    const double warm = watch.SecondsOf(1, once);
-    if (i == 0) runs = std::clamp(static_cast<int>(kRoundSeconds / std::max(warm, 1e-9)), 1, kMostRuns);
-    proposals.push_back(std::move(proposal));
-    seconds.push_back(warm);
+    proposals.push_back(MakeGemm(numbered));
+    ways.push_back([&launch, &operands, proposal = proposals.back().get()] {
+      return proposal->Check().ok() && proposal->Launch(operands, launch).ok();
+    });
   }
-  // In turn, so that a clock that rises or falls is the same for all; of each its best round.
-  for (int round = 0; round < kRounds && proposals.size() > 1; ++round) {
-    for (size_t i = 0; i < proposals.size(); ++i) {
-      const double each = watch.SecondsOf(runs, [&] { return proposals[i]->Launch(operands, launch); });
-      if (each < 0) return {};
-      seconds[i] = round == 0 ? each : std::min(seconds[i], each);
-    }
-  }
-  if (proposals.size() > 1) Count(LibraryUse::kTimedProduct);
+  std::vector<double> seconds = TimeInTurn(ways, launch.stream);
+  if (seconds.size() > 1) Count(LibraryUse::kTimedProduct);
   return seconds;
 }
 

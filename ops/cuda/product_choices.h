@@ -1,11 +1,13 @@
-// Which of the library's proposals each product takes. The library orders its algorithms by a model of the
-// card that errs by some percent, so its first few proposals are timed once for each product of a plan, when
-// the plan is loaded (actor/library_choices.h: one process times, all take its choice), and the choice is
-// kept on disk. All proposals are deterministic, but differ in the order of their sums: a product keeps its
-// choice as long as the process lives.
+// Which of several ways each piece of work is done in: of the library's proposals for a product, and of our
+// own kernels for a grouped one. The library orders its algorithms by a model of the card that errs by some
+// percent, so its first few proposals are timed once for each product of a plan, when the plan is loaded
+// (actor/library_choices.h: one process times, all take its choice), and the choice is kept on disk. All
+// proposals are deterministic, but differ in the order of their sums: a product keeps its choice as long as
+// the process lives.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -19,14 +21,24 @@ namespace oneflow_like::cuda {
 // The name of a product on a device of the process, for LibraryChoice::work.
 std::string WorkOf(const GemmDescriptor& product, int device);
 
+// Work that can be done in several ways, numbered from 0, its usual one.
+struct ChoosableWork {
+  std::function<std::string(int device)> name;
+  // Seconds of each way, on operands in `scratch`, by launches on the context's stream, which is waited for.
+  // Empty if the operands do not fit or it cannot be done; shorter if later ways may not be taken.
+  std::function<std::vector<double>(const LaunchContext& launch, void* scratch, int64_t bytes)> time;
+};
+
 // Of the process. Thread-safe.
 class ProductChoices {
  public:
   // Notes a product that leaves the choice to what is decided.
   void Want(const GemmDescriptor& product);
+  // Notes other work; `key` tells equal work.
+  void Want(const std::string& key, ChoosableWork work);
   // Those wanted for which nothing is decided on cards like this one; empty if timing makes no difference.
   std::vector<LibraryChoice> Open(int device) const;
-  const GemmDescriptor* Find(const std::string& work, int device) const;  // of Open; stays valid
+  const ChoosableWork* Find(const std::string& work, int device) const;  // of Open; stays valid
   void Decide(const std::vector<LibraryChoice>& choices, bool keep);
   // A product that was noted after the decision keeps the first proposal, as long as the process lives.
   void Settle(const std::string& work);
@@ -37,18 +49,23 @@ class ProductChoices {
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::string, GemmDescriptor> wanted_;  // by its bytes
-  std::map<std::string, int64_t> decided_;        // by work
+  std::map<std::string, ChoosableWork> wanted_;  // by key
+  std::map<std::string, int64_t> decided_;       // by work
 };
 ProductChoices& Choices();
 
 // The number that descriptor.choice stands for.
 int64_t ProposalFor(const GemmDescriptor& product, int device);
 
-// Seconds of the library's first proposals, on operands in `scratch`, by launches on the context's stream,
-// which is waited for. Empty if the operands do not fit or the library refuses the product.
+// Seconds of the library's first proposals, as ChoosableWork::time.
 std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch, void* scratch,
                                   int64_t bytes);
+// For that: "NVIDIA H100 80GB HBM3, 132 multiprocessors"; numbers in `to`, as operands of `type` that are
+// none of zeros or infinities; and the seconds of several launches, in turn, of each its best round. `ways`
+// fail (false) or enqueue.
+const std::string& CardOf(int device);
+cudaError_t FillWithNumbers(void* to, int64_t bytes, DType type, cudaStream_t stream);
+std::vector<double> TimeInTurn(const std::vector<std::function<bool()>>& ways, cudaStream_t stream);
 // The fastest; the first unless that takes 2 % longer. REQUIRES: there are some.
 int64_t FastestProposal(const std::vector<double>& seconds);
 

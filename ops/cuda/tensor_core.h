@@ -68,6 +68,7 @@ template <typename T, int kRows, int kColumns>
 struct SharedTile {
   static_assert(sizeof(T) == 2 && kColumns % 8 == 0);
   static constexpr int kElements = kRows * kColumns, kBytes = kElements * 2, kStride = kColumns;
+  static constexpr int kTall = kRows, kBroad = kColumns;
   T* data;
 
   OFL_DEVICE static int Place(int row, int column) {

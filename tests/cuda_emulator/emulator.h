@@ -95,6 +95,10 @@ void RefuseProducts(Refused which);
 // the last. Without times they are all the same, and none is timed; Reset ends it.
 void SetProposalTimes(const std::vector<double>& seconds);
 
+// From now on products by warpgroups (wgmma) are wrong, as on a card that reads operands otherwise than
+// described; Reset ends it.
+void SpoilWarpgroups(bool spoil);
+
 // --- Faults of the programs that are run: a barrier that not all threads reach, a shuffle without all its
 // lanes, bytes written around a block of memory. They print a sentence and abort, unless one of these lives:
 // then they are kept here, and a kernel's fault is a lost device (cudaErrorLaunchFailure). One at a time.

@@ -200,6 +200,7 @@ bool Block::Run(unsigned threads, size_t shared, bool reverse, const std::functi
   ready_warps_ = num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1;
   current_warp_ = reverse ? num_warps_ - 1 : 0;
   if (shared != 0) std::memset(shared_, 0xFF, shared + 64);
+  if (shared != 0) BeginCopies();
   if (kRacesTold) {
     MakeFibers(threads);
     free_.clear();
@@ -218,7 +219,10 @@ bool Block::Run(unsigned threads, size_t shared, bool reverse, const std::functi
   }
   if (!failed_ && why.empty() && UnfinishedCopies() != 0)
     why = "a block ends with copies to shared memory that no thread has waited for";
+  if (!failed_ && why.empty() && UnfinishedProducts() != 0)
+    why = "a block ends with products of warpgroups that no thread has waited for";
   if (UnfinishedCopies() != 0) ForgetCopies();
+  if (UnfinishedProducts() != 0) ForgetProducts();
   if (!why.empty()) TellFault(why + PlaceOfBlock());
   if (failed_ || !why.empty()) {  // what the fibers were doing is given up
     free_.clear();

@@ -1,10 +1,12 @@
 // Fragments of a warp, as PTX lays them out over its lanes, to matrices and back.
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
 #include "core/float16.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
+#include "tests/cuda_emulator/emulator.h"
 
 namespace cuda_emulator {
 namespace {
@@ -81,7 +83,8 @@ struct Copies {
   struct OfThread {
     std::vector<Kept> kept;  // in the order in which they were asked for
     size_t done = 0;
-    int64_t groups = 0;  // ended
+    int64_t groups = 0;    // ended
+    bool unknown = false;  // to tensor cores that read shared memory: not published since some arrived
   };
   std::array<OfThread, 1024> of;
   int64_t unfinished = 0;
@@ -89,6 +92,66 @@ struct Copies {
 Copies& CopiesOfBlock() {
   static thread_local Copies copies;
   return copies;
+}
+
+struct LateProduct {
+  uint64_t left, right;
+  bool left_across, right_across, bf16;
+  float* sums;
+};
+struct Products {
+  struct OfThread {
+    std::vector<std::vector<LateProduct>> ended;  // groups
+    std::vector<LateProduct> open;
+  };
+  std::array<OfThread, 1024> of;
+  int64_t unfinished = 0;
+};
+Products& ProductsOfBlock() {
+  static thread_local Products products;
+  return products;
+}
+
+constexpr uint32_t kSharedBegin = 1040;
+std::atomic<bool> warpgroups_spoiled{false};
+
+// Element `side` (a row of the left, a column of the right operand) at depth 0 to 15.
+float OperandElement(const LateProduct& product, bool right, int side, int depth) {
+  const uint64_t descriptor = right ? product.right : product.left;
+  if (descriptor >> 62 != 1) Trap("wgmma of an operand that is not in the 128-byte swizzle");
+  const auto bytes = [&](int bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3FFF) << 4; };
+  uint32_t address = bytes(0);
+  if (right ? product.right_across : product.left_across) {
+    address += static_cast<uint32_t>(side / 64) * bytes(16) + static_cast<uint32_t>(depth / 8) * bytes(32) +
+               static_cast<uint32_t>(depth % 8 * 128 + side % 64 * 2);
+  } else {
+    address +=
+        static_cast<uint32_t>(side / 8) * bytes(32) + static_cast<uint32_t>(side % 8 * 128 + depth * 2);
+  }
+  address ^= (address >> 7 & 7) << 4;
+  uint16_t bits;
+  std::memcpy(&bits, static_cast<const char*>(Shared()) + (address - kSharedBegin), sizeof(bits));
+  return product.bf16 ? ToFloat(oneflow_like::BFloat16{bits}) : ToFloat(oneflow_like::Float16{bits});
+}
+
+// This lane's sums.
+void Multiply(const LateProduct& product) {
+  const int row = static_cast<int>(threadIdx.x % 128 / 32) * 16 + Lane() / 4, column = Lane() % 4 * 2;
+  float left[2][16];
+  for (int down = 0; down < 2; ++down)
+    for (int depth = 0; depth < 16; ++depth)
+      left[down][depth] = OperandElement(product, false, row + down * 8, depth);
+  for (int wide = 0; wide < 32; ++wide) {
+    const int j = wide / 2, odd = wide % 2;
+    float right[16];
+    for (int depth = 0; depth < 16; ++depth)
+      right[depth] = OperandElement(product, true, j * 8 + column + odd, depth);
+    for (int down = 0; down < 2; ++down) {
+      float& sum = product.sums[j * 4 + down * 2 + odd];
+      for (int depth = 0; depth < 16; ++depth) sum += left[down][depth] * right[depth];
+      if (warpgroups_spoiled) sum += 1;
+    }
+  }
 }
 
 }  // namespace
@@ -127,6 +190,7 @@ bool NextCopy(int left, LateCopy* copy) {
   }
   if (mine.kept[mine.done].group >= mine.groups - left) return false;
   *copy = mine.kept[mine.done++].copy;
+  mine.unknown = true;
   --copies.unfinished;
   return true;
 }
@@ -134,6 +198,40 @@ int64_t UnfinishedCopies() { return CopiesOfBlock().unfinished; }
 void ForgetCopies() {
   for (auto& thread : CopiesOfBlock().of) thread.kept.clear(), thread.done = 0;
   CopiesOfBlock().unfinished = 0;
+}
+void BeginCopies() {
+  for (auto& thread : CopiesOfBlock().of) thread.unknown = false;
+}
+void PublishCopies() { CopiesOfBlock().of[threadIdx.x].unknown = false; }
+
+uint32_t SharedAddress(const void* at) {
+  return kSharedBegin + static_cast<uint32_t>(static_cast<const char*>(at) - static_cast<char*>(Shared()));
+}
+void AddProducts(uint64_t left, bool left_across, uint64_t right, bool right_across, bool bf16, float* sums) {
+  for (unsigned thread = 0; thread < blockDim.x; ++thread)
+    if (CopiesOfBlock().of[thread].unknown)
+      Trap("wgmma of operands that a thread has copied and not published (fence.proxy.async)");
+  ProductsOfBlock().of[threadIdx.x].open.push_back({left, right, left_across, right_across, bf16, sums});
+  ++ProductsOfBlock().unfinished;
+}
+void EndProducts() {
+  Products::OfThread& mine = ProductsOfBlock().of[threadIdx.x];
+  mine.ended.push_back(std::move(mine.open));
+  mine.open.clear();
+}
+void WaitForProducts(int left) {
+  Products::OfThread& mine = ProductsOfBlock().of[threadIdx.x];
+  while (mine.ended.size() > static_cast<size_t>(left)) {
+    for (const LateProduct& product : mine.ended.front()) Multiply(product);
+    ProductsOfBlock().unfinished -= static_cast<int64_t>(mine.ended.front().size());
+    mine.ended.erase(mine.ended.begin());
+  }
+}
+void SpoilWarpgroups(bool spoil) { warpgroups_spoiled = spoil; }
+int64_t UnfinishedProducts() { return ProductsOfBlock().unfinished; }
+void ForgetProducts() {
+  for (auto& thread : ProductsOfBlock().of) thread.ended.clear(), thread.open.clear();
+  ProductsOfBlock().unfinished = 0;
 }
 
 }  // namespace cuda_emulator

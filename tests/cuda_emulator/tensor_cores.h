@@ -1,5 +1,5 @@
-// Instructions that a warp executes as one, and copies to shared memory that go on while a thread computes:
-// what inline PTX does in a real build (ops/cuda/tensor_core.h). Included by cuda_runtime.h.
+// Instructions that a warp or four of them execute as one, and copies to shared memory that go on while a
+// thread computes: what inline PTX does in a real build (ops/cuda/tensor_core.h). Included by cuda_runtime.h.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +45,7 @@ bool NextCopy(int left, LateCopy* copy);  // of a group that is to be waited for
 void EndCopies();
 int64_t UnfinishedCopies();  // of the block
 void ForgetCopies();
+void BeginCopies();  // of a block
 inline void CopyLater(void* to, const void* from, int bytes) {
   *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
   KeepCopy({to, from, bytes});
@@ -62,5 +63,19 @@ inline void WaitForCopies(int left) {
     *static_cast<uint4*>(copy.to) = words;
   }
 }
+
+// fence.proxy.async: what this thread's copies wrote is there for tensor cores too.
+void PublishCopies();
+
+// --- wgmma: products of operands that lie in shared memory, by descriptors as in PTX. Sums arrive when the
+// thread waits for them, no sooner, and operands are read then, no sooner. The address in the window of
+// shared memory: what Shared() points to begins at 16 past a multiple of 1,024.
+uint32_t SharedAddress(const void* at);
+// sums: of the lane, [16][4].
+void AddProducts(uint64_t left, bool left_across, uint64_t right, bool right_across, bool bf16, float* sums);
+void EndProducts();
+void WaitForProducts(int left);
+int64_t UnfinishedProducts();  // of the block
+void ForgetProducts();
 
 }  // namespace cuda_emulator

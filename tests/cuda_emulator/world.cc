@@ -131,6 +131,7 @@ void Reset(const Options& options) {
                       &world.launches, &world.allocations, &world.host_bytes})
     *count = 0;
   SetProposalTimes({});
+  SpoilWarpgroups(false);
   ThisThread() = {};
 }
 

@@ -1,7 +1,9 @@
-// Attention and grouped products by what they are asked for, in bf16 (bench_gpu --what=attention, grouped):
-// each case's kernels alone, and how long both passes take beside the plain case of the same size.
+// Attention, grouped products and norms by what they are asked for, in bf16 (bench_gpu --what=attention,
+// grouped, norms): each case's kernels alone; how long both passes of attention take beside the plain case of
+// the same size, and of grouped products each of their two ways; the bytes a second of norms beside a copy's.
 #include "tests/gpu/bench_cases.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -146,7 +148,7 @@ void PrintGroupedProducts(MeasuredDevice* on, bool small) {
       "of one product's %.1f us |\n"
       "|---|--:|--:|--:|--:|\n",
       static_cast<int>(rows), static_cast<int>(k), static_cast<int>(m), plain);
-  double even = 0;
+  double even[2] = {};
   for (const int64_t experts : small ? std::vector<int64_t>{4} : std::vector<int64_t>{8, 64}) {
     for (const bool skewed : {false, true}) {
       std::vector<int32_t> counts(experts, static_cast<int32_t>(rows / experts));
@@ -155,19 +157,55 @@ void PrintGroupedProducts(MeasuredDevice* on, bool small) {
           counts[e] = static_cast<int32_t>(e == 0 ? rows / 2 : rows / 2 / (experts - 1));
       const Operand x{{rows, k}}, w{{experts, k, m}}, y{{rows, m}}, c{{experts}, DType::kInt32};
       const std::map<int, std::vector<int32_t>> runs = {{2, counts}};
-      const double forward =
-                       Microseconds(on, "grouped_matmul", {{"transposed", int64_t{0}}}, {x, w, c}, runs),
-                   back = Microseconds(on, "grouped_matmul", {{"transposed", int64_t{1}}}, {y, w, c}, runs),
-                   weights = Microseconds(on, "grouped_matmul_grad_weight", {{"experts", experts}}, {x, y, c},
-                                          runs);
-      if (!skewed) even = forward / plain;
-      std::printf("| %d experts, %s | %.1f | %.1f | %.1f | %.2f |\n", static_cast<int>(experts),
-                  skewed ? "half of the rows to one" : "rows evenly", forward, back, weights,
-                  forward / plain);
+      for (const int64_t way : {0, 1}) {  // by warps, by warpgroups
+        const auto time = [&](const std::string& name, Attrs attrs, const Operand& left,
+                              const Operand& right) {
+          attrs.Set("gemm_choice", way);
+          return Microseconds(on, name, attrs, {left, right, c}, runs);
+        };
+        const double forward = time("grouped_matmul", {{"transposed", int64_t{0}}}, x, w),
+                     back = time("grouped_matmul", {{"transposed", int64_t{1}}}, y, w),
+                     weights = time("grouped_matmul_grad_weight", {{"experts", experts}}, x, y);
+        if (!skewed) even[way] = forward / plain;
+        std::printf("| %d experts, %s, by %s | %.1f | %.1f | %.1f | %.2f |\n", static_cast<int>(experts),
+                    skewed ? "half of the rows to one" : "rows evenly", way == 0 ? "warps" : "warpgroups",
+                    forward, back, weights, forward / plain);
+      }
     }
   }
-  std::printf("figure: a product of 64 experts' rows takes %.2f times as long as one product of all rows\n",
-              even);
+  std::printf(
+      "figure: a product of 64 experts' rows takes %.2f (by warps) and %.2f (by warpgroups) times as long as "
+      "one "
+      "product of all rows\n",
+      even[0], even[1]);
+}
+
+void PrintNorms(MeasuredDevice* on, bool small, double copy) {
+  std::vector<std::pair<int64_t, int64_t>> sizes = {
+      {16384, 768}, {32768, 768}, {32768, 1024}, {8192, 2048}, {4096, 4096}};
+  if (small) sizes = {{8, 64}};
+  std::printf(
+      "| norm, bf16 | forward us | of a copy | gradient us | of a copy | with a residual us | of a copy |\n"
+      "|---|--:|--:|--:|--:|--:|--:|\n");
+  double least = 1;
+  for (const auto& [rows, width] : sizes) {
+    for (const bool centred : {true, false}) {
+      const std::string name = centred ? "layer_norm" : "rms_norm";
+      const Operand x{{rows, width}}, gamma{{width}}, of_row{{rows}, DType::kFloat32};
+      std::vector<Operand> forward = {x, gamma}, backward = {x, x, gamma, of_row};
+      if (centred) forward.push_back(gamma), backward.push_back(of_row);
+      const double pass = static_cast<double>(rows * width * 2) / copy * 1e6;  // of one tensor
+      const double there = Microseconds(on, name, {{"eps", 1e-5}}, forward, {}),
+                   back = Microseconds(on, name + "_grad", {}, backward, {});
+      backward.push_back(x);
+      const double added = Microseconds(on, name + "_grad", {{"residual", int64_t{1}}}, backward, {});
+      std::printf("| %s %d x %d | %.1f | %.2f | %.1f | %.2f | %.1f | %.2f |\n", name.c_str(),
+                  static_cast<int>(rows), static_cast<int>(width), there, 2 * pass / there, back,
+                  3 * pass / back, added, 4 * pass / added);
+      least = std::min({least, 3 * pass / back, 4 * pass / added});
+    }
+  }
+  std::printf("figure: gradients of norms run at %.0f %% of a copy or more\n", least * 100);
 }
 
 }  // namespace oneflow_like::gpu

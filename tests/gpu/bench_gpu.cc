@@ -23,10 +23,11 @@
 #include "tests/gpu/backend.h"
 #include "tests/gpu/bench_cases.h"
 
-DEFINE_string(what, "ceilings",
-              "ceilings, steps (tokens/s of training), kernels (each of a step on its own), gemms (the "
-              "library's first 16 proposals for each of a step's ten largest products), attention or grouped "
-              "(such kernels by what they are asked for)");
+DEFINE_string(
+    what, "ceilings",
+    "ceilings, steps (tokens/s of training), kernels (each of a step on its own), gemms (the "
+    "library's first 16 proposals for each of a step's ten largest products), attention, grouped or "
+    "norms (such kernels by what they are asked for)");
 DEFINE_string(model, "124M", "tiny (for a test of this program), 10.8M, 124M or 1.3B");
 DEFINE_int64(batch, 0,
              "sequences of a step; 0: as many as fit the card's memory, of 1, 2, 3, 4, 6, 8, 12 ... 256");
@@ -455,11 +456,15 @@ int Run() {
     RunKernels();
   } else if (FLAGS_what == "gemms") {
     RunGemms();
+  } else if (FLAGS_what == "norms") {
+    const double copy = CeilingsNow().copy;
+    MeasuredDevice card(TestedBackend(), FLAGS_device);
+    PrintNorms(&card, Emulated(), copy);
   } else if (FLAGS_what == "attention" || FLAGS_what == "grouped") {
     MeasuredDevice card(TestedBackend(), FLAGS_device);
     (FLAGS_what == "grouped" ? PrintGroupedProducts : PrintAttention)(&card, Emulated());
   } else {
-    Fail("--what=", FLAGS_what, ": must be ceilings, steps, kernels, gemms, attention or grouped");
+    Fail("--what=", FLAGS_what, ": must be ceilings, steps, kernels, gemms, attention, grouped or norms");
   }
   return 0;
 }

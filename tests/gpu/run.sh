@@ -27,7 +27,7 @@ CORRECTNESS="$TOGETHER out_of_memory"  # which wants the whole card
 SANITIZERS="racecheck memcheck"
 MODELS="llama_160m resnet_50 llama_1b moe_64 vit_base bert_base dlrm unet caption insightface"  # as in peers/steps_cuda.py
 FIRST="steps_124M torch_124M model_llama_160m model_resnet_50 model_llama_1b model_moe_64 calibrate"
-REST="model_vit_base model_bert_base steps_1.3B torch_1.3B model_dlrm model_unet model_caption model_insightface ceilings attention grouped kernels_124M kernels_1.3B gemms_124M gemms_1.3B"
+REST="model_vit_base model_bert_base steps_1.3B torch_1.3B model_dlrm model_unet model_caption model_insightface ceilings attention grouped norms kernels_124M kernels_1.3B gemms_124M gemms_1.3B"
 SPEED="$FIRST $REST"
 CHECKS="$CORRECTNESS $FIRST ranks $SANITIZERS $REST"
 apart=no seed=$(date +%s) signature_seconds=60
@@ -511,7 +511,7 @@ run_check() {
     steps_1.3B) bench --what=steps --model=1.3B --batch=8 ;;
     torch_124M) torch_steps 124M 32 ;;
     torch_1.3B) torch_steps 1.3B 8 ;;
-    attention | grouped) bench --what="$1" ;;
+    attention | grouped | norms) bench --what="$1" ;;
     kernels_124M) bench --what=kernels --model=124M --batch=32 ;;
     kernels_1.3B) bench --what=kernels --model=1.3B --batch=8 ;;
     gemms_124M) bench --what=gemms --model=124M --batch=32 ;;
@@ -675,7 +675,7 @@ if [ -n "$rows" ]; then
   say '|---|--:|--:|--:|'
   say "$rows"
 fi
-for check in attention grouped kernels_124M kernels_1.3B gemms_124M gemms_1.3B; do
+for check in attention grouped norms kernels_124M kernels_1.3B gemms_124M gemms_1.3B; do
   if [ -n "$only" ] && ! is_in "$check" "$only"; then continue; fi
   grep -q '^|' "$logs/$check.log" || continue
   say ''

@@ -186,6 +186,7 @@ TEST(CudaKernels, Matrices) { MatrixCases(&Cases()); }
 TEST(CudaKernels, Bags) { SparseCases(&Cases()).Bags(); }
 TEST(CudaKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
+TEST(CudaKernels, ExpertsByWarpgroups) { SparseCases(&Cases()).Experts(1); }
 TEST(CudaKernels, Routes) { SparseCases(&Cases()).Routes(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
 TEST(CudaKernels, MaskedAttention) { Cases().MaskedAttention(); }

@@ -427,6 +427,66 @@ TEST(CudaProduct, ProposalsAreTimedWithinTheirScratch) {
   Choices().Forget();
 }
 
+// Grouped products want a choice between two ways where their types and extents have two, which are timed,
+// and agree, in memory that is just large enough. What is decided is taken by kernels made before and after.
+TEST(CudaProduct, GroupedProductsAreTimedInBothWays) {
+  Bench bench;
+  bench.launch.architecture = 90;
+  cuda_emulator::SetProposalTimes({300, 100, 200});  // there are choices
+  KernelRegistry registry;
+  AddGroupedMatmulKernels(&registry);
+  using enum DType;
+  const auto want = [&](const char* name, const Attrs& attrs, DType type, DType result, int64_t k,
+                        int64_t m) {
+    const auto whole = [](DType dtype, const Dims& shape) {
+      return TensorArg{nullptr, dtype, shape, Dims(shape.rank(), 0), shape};
+    };
+    KernelSpec spec;
+    spec.name = spec.node = name;
+    spec.attrs = attrs;
+    const bool gradient = spec.name == "grouped_matmul_grad_weight";
+    const Dims matrices = attrs.Int("transposed", 0) != 0 ? Dims{3, m, k} : Dims{3, k, m};
+    spec.in = {whole(type, {100, k}), gradient ? whole(type, {100, m}) : whole(type, matrices),
+               whole(kInt32, {3})};
+    spec.out = {gradient ? whole(result, matrices) : whole(result, {100, m})};
+    return registry.Make(spec, "cuda");
+  };
+  const Attrs across = {{"transposed", int64_t{1}}}, experts = {{"experts", int64_t{3}}};
+  std::vector<KernelPtr> kernels;
+  kernels.push_back(want("grouped_matmul", {}, kBFloat16, kBFloat16, 72, 40));
+  kernels.push_back(want("grouped_matmul", across, kFloat16, kFloat16, 72, 40));
+  kernels.push_back(want("grouped_matmul_grad_weight", experts, kBFloat16, kFloat32, 72, 40));
+  kernels.push_back(want("grouped_matmul", {}, kBFloat16, kBFloat16, 72, 40));  // the first again
+  kernels.push_back(want("grouped_matmul", {}, kBFloat16, kBFloat16, 72, 39));  // these three have one way
+  kernels.push_back(want("grouped_matmul", {}, kFloat32, kFloat32, 72, 40));
+  kernels.push_back(want("grouped_matmul", {{"gemm_choice", int64_t{1}}}, kBFloat16, kBFloat16, 72, 48));
+  const std::vector<LibraryChoice> open = Choices().Open(0);
+  ASSERT_EQ(open.size(), 3u);
+  for (const LibraryChoice& choice : open) {
+    SCOPED_TRACE(choice.work);
+    EXPECT_EQ(choice.proposal, -1);
+    const ChoosableWork* work = Choices().Find(choice.work, 0);
+    ASSERT_NE(work, nullptr);
+    std::vector<double> seconds;
+    for (size_t bytes = 4096; seconds.empty() && bytes < 200000; bytes += 4096) {
+      void* scratch = nullptr;
+      ASSERT_EQ(cudaMalloc(&scratch, bytes), cudaSuccess);
+      seconds = work->time(bench.launch, scratch, static_cast<int64_t>(bytes));
+      cuda_emulator::CheckGuards();
+      ASSERT_EQ(cudaFree(scratch), cudaSuccess);
+    }
+    EXPECT_EQ(seconds.size(), 2u);
+  }
+  cuda_emulator::SpoilWarpgroups(true);  // what is wrong is not taken, however fast
+  void* scratch = nullptr;
+  ASSERT_EQ(cudaMalloc(&scratch, 200000), cudaSuccess);
+  EXPECT_EQ(Choices().Find(open[0].work, 0)->time(bench.launch, scratch, 200000).size(), 1u);
+  Choices().Decide({{open[0].work, 1}}, false);
+  EXPECT_EQ(Choices().Open(0).size(), 2u);
+  EXPECT_EQ(Choices().Decided(open[0].work), 1);
+  Choices().Forget();
+}
+
 // y[m n] = x[m k] w[k n] and what follows it, through the descriptor.
 TEST(CudaProduct, Epilogues) {
   const int64_t m = 9, n = 16, k = 12;

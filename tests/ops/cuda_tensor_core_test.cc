@@ -1,9 +1,10 @@
-// ops/cuda/tensor_core.h on the emulator: fragments as its head (and the PTX ISA) lays them out, products of
-// every layout of their operands against double, copies that arrive when they are waited for, banks of shared
-// memory, and wrong uses. Draws come from a seed that a failure prints.
+// ops/cuda/tensor_core.h and warpgroup.h on the emulator: fragments as its head (and the PTX ISA) lays them
+// out, products of every layout of their operands against double, copies that arrive when they are waited
+// for, banks of shared memory, and wrong uses. Draws come from a seed that a failure prints.
 // ctest: asan=10 tsan=10
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -12,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/cuda/tensor_core.h"
+#include "ops/cuda/warpgroup_tile.h"
 #include "tests/cuda_emulator/emulator.h"
 
 namespace oneflow_like::cuda {
@@ -88,7 +89,7 @@ OFL_KERNEL void MultiplyKernel(const T* left, const T* right, const T* next, Way
 }
 
 class TensorCore : public testing::Test {
- protected:
+ public:
   void SetUp() override { Begin(); }
   void TearDown() override { cuda_emulator::Reset(); }
   void Begin() {
@@ -300,11 +301,83 @@ TEST_F(TensorCore, CopiesArriveWhenTheyAreWaitedFor) {
   }
 }
 
+// --- Warpgroups
+
+// to[rows columns] = left[rows depth] right[depth columns] by one tile; across: stored [depth rows], and else
+// the right one is [columns depth].
+template <typename T, bool kLeftAcross, bool kRightAcross>
+OFL_KERNEL void WarpgroupKernel(const T* left, const T* right, int rows, int columns, int depth, float* to) {
+  using Tile = WarpgroupTile<T, kLeftAcross, kRightAcross>;
+  Tile tile;
+  typename Tile::Left from_left(left, kLeftAcross ? rows : depth, kLeftAcross ? rows : depth);
+  typename Tile::Right from_right(right, kRightAcross ? columns : depth, kRightAcross ? columns : depth);
+  int done = 0;
+  tile.Multiply(rows, columns, [&](const auto& left_tile, const auto& right_tile) {
+    if (done >= depth) return false;
+    const auto row = [&](int number, bool across, int side) {
+      const int at = number + (across ? done : 0);
+      return at < (across ? depth : side) ? at : -1;
+    };
+    from_left.Load(left_tile, [&](int i) { return row(Tile::Left::Number(i), kLeftAcross, rows); });
+    from_right.Load(right_tile, [&](int i) { return row(Tile::Right::Number(i), kRightAcross, columns); });
+    if (!kLeftAcross) from_left.Next();
+    if (!kRightAcross) from_right.Next();
+    done += Tile::kDepth;
+    return true;
+  });
+  tile.Put({FloatView{to, DType::kFloat32}, columns, columns, false},
+           [&](int number) { return number < rows ? number : -1; });
+}
+
+template <typename T, bool kLeftAcross, bool kRightAcross>
+void ExpectWarpgroupProduct(TensorCore* test, int rows, int columns, int depth, unsigned seed) {
+  std::mt19937 random(seed);
+  const Drawn<T> left(rows, depth, &random), right(depth, columns, &random);
+  const std::vector<double> want = Product(left.value, right.value, rows, columns);
+  using Tile = WarpgroupTile<T, kLeftAcross, kRightAcross>;
+  for (Order order : {Order::kForward, Order::kReverse}) {
+    cuda_emulator::SetOrder(order);
+    float* to = test->Make(std::vector<float>(want.size(), NAN));
+    Launch(WarpgroupKernel<T, kLeftAcross, kRightAcross>, Grid{1, 1, Tile::kThreads, Tile::kShared},
+           test->stream, test->Make(kLeftAcross ? left.across : left.as_is),
+           test->Make(kRightAcross ? right.as_is : right.across), rows, columns, depth, to);
+    const std::vector<float> got = test->Read(to, want.size());
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], 1e-4) << rows << " x " << columns << " x " << depth << ", element " << i;
+  }
+}
+
+TEST_F(TensorCore, ProductsByWarpgroups) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  for (const auto& [rows, columns, depth] :
+       {std::array{128, 128, 64}, std::array{104, 120, 264}, std::array{40, 8, 24}, std::array{128, 72, 0}}) {
+    ExpectWarpgroupProduct<BFloat16, false, false>(this, rows, columns, depth, seed);
+    ExpectWarpgroupProduct<BFloat16, false, true>(this, rows, columns, depth, seed);
+    ExpectWarpgroupProduct<BFloat16, true, false>(this, rows, columns, depth, seed);
+    ExpectWarpgroupProduct<Float16, true, true>(this, rows, columns, depth, seed);
+  }
+}
+
 // --- Wrong uses
 
 OFL_KERNEL void NotWaitedKernel(const BFloat16* from) {
   CopyLater(DynamicShared<BFloat16>() + threadIdx.x * 8, from, 8);
   EndCopies();
+}
+// Of copies that are not published, or without waiting for the sums.
+OFL_KERNEL void EarlyWarpgroupKernel(const BFloat16* from, bool publishes, float* to) {
+  BFloat16* room = DynamicShared<BFloat16>() + (1024 - SharedAddress(DynamicShared<BFloat16>()) % 1024) / 2;
+  for (int i = static_cast<int>(threadIdx.x); i < 128 * 64 / 8; i += 128) CopyLater(room + i * 8, from, 8);
+  EndCopies();
+  WaitForCopies<0>();
+  if (publishes) PublishCopies();
+  __syncthreads();
+  WarpgroupSums sums = {};
+  BeginProducts(sums);
+  AddProducts<BFloat16, false, false, 64 * 64>(room, room, sums);
+  EndProducts();
+  to[threadIdx.x] = sums[0].at[0];
 }
 OFL_KERNEL void LaneMissingKernel(float* to) {
   LeftFragment left[1] = {};
@@ -345,6 +418,16 @@ TEST_F(TensorCore, WrongUsesAreTold) {
       {"copies to shared memory that no thread has waited for",
        [&](float*) {
          Launch(NotWaitedKernel, Grid{1, 1, 32, 512}, stream, Make(std::vector<BFloat16>(8)));
+       }},
+      {"has copied and not published",
+       [&](float*) {
+         Launch(EarlyWarpgroupKernel, Grid{1, 1, 128, 20 << 10}, stream, Make(std::vector<BFloat16>(8)),
+                false, Make(std::vector<float>(128)));
+       }},
+      {"products of warpgroups that no thread has waited for",
+       [&](float*) {
+         Launch(EarlyWarpgroupKernel, Grid{1, 1, 128, 20 << 10}, stream, Make(std::vector<BFloat16>(8)), true,
+                Make(std::vector<float>(128)));
        }},
       {"for lane 9, which has ended",
        [&](float* to) {

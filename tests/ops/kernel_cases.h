@@ -522,6 +522,24 @@ inline void KernelCases::RowsOperators() {
   // The second in more parts than a GPU's last sums of gamma have on their way at once.
   for (Dims shape : {Dims{1000, 40}, Dims{9000, 3}})
     CheckCase({"layer_norm_grad", {shape, shape, {shape[1]}, {shape[0]}, {shape[0]}}}, ++seed);
+  // Rows of one, two and three packs for each lane of a warp, the last ones not of every lane, and of a
+  // block.
+  using enum DType;
+  for (DType t : {kBFloat16, kFloat16, kFloat32}) {
+    for (int64_t width : {160, 488, 728, 1000}) {
+      const Dims shape{141, t == kFloat32 ? width / 2 : width};
+      const Dims rows = {shape[0]}, columns = {shape[1]};
+      CheckCase({"layer_norm", {shape, columns, columns}, {{"eps", 1e-5}}, {t, t, t}, 4, 3, 5}, ++seed);
+      CheckCase({"rms_norm", {shape, columns}, {{"eps", 1e-5}}, {t, t}}, ++seed);
+      CheckCase({"layer_norm_grad", {shape, shape, columns, rows, rows}, {}, {t, t, t, kFloat32, kFloat32}},
+                ++seed);
+      CheckCase({"rms_norm_grad",
+                 {shape, shape, columns, rows, shape},
+                 {{"residual", int64_t{1}}},
+                 {t, t, t, kFloat32, t}},
+                ++seed);
+    }
+  }
   NarrowRows();
 }
 

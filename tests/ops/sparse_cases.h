@@ -248,7 +248,9 @@ class SparseCases {
     Updates();
   }
 
-  void Experts() {
+  // way: of grouped products in 16 bits ("gemm_choice"); -1: the usual one.
+  void Experts(int64_t way = -1) {
+    way_ = way;
     using enum DType;
     uint64_t seed = 9100;
     const std::vector<std::vector<int64_t>> all = {{40, 0, 33, 7, 20}, {0, 0, 130, 0, 0}, {0, 0, 0, 0, 0},
@@ -261,19 +263,20 @@ class SparseCases {
         for (Operand* o : {&x, &w, &v, &y}) o->Draw(&random, -1, 1, 4);
         for (int64_t e = 0; e < 5; ++e) counts.Arg().as<int64_t>()[e] = numbers[e];
         const std::string what = Cat(" of ", Name(type), ", seed ", seed);
-        cases_.Check("grouped_matmul" + what, "grouped_matmul", {}, {x, w, counts}, {y});
-        cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", {{"transposed", int64_t{1}}},
-                     {x, v, counts}, {y});
+        cases_.Check("grouped_matmul" + what, "grouped_matmul", Grouped({}), {x, w, counts}, {y});
+        cases_.Check("grouped_matmul transposed" + what, "grouped_matmul",
+                     Grouped({{"transposed", int64_t{1}}}), {x, v, counts}, {y});
         const Attrs experts = {{"experts", int64_t{5}}};
-        cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight", experts,
+        cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight", Grouped(experts),
                      {x, y, counts}, {w});
         // Experts 1 to 4 of rows 30 to 100.
         Operand px(type, {130, 70}, {30, 0}, {70, 70}), pw(type, {5, 70, 45}, {1, 0, 0}, {3, 70, 45}),
             py(type, {130, 45}, {30, 0}, {70, 45});
         for (Operand* o : {&px, &pw, &py}) o->Draw(&random, -1, 1, 4);
-        cases_.Check("grouped_matmul of pieces" + what, "grouped_matmul", {}, {px, pw, counts}, {py});
-        cases_.Check("gradient of grouped_matmul of pieces" + what, "grouped_matmul_grad_weight", experts,
-                     {px, py, counts}, {pw});
+        cases_.Check("grouped_matmul of pieces" + what, "grouped_matmul", Grouped({}), {px, pw, counts},
+                     {py});
+        cases_.Check("gradient of grouped_matmul of pieces" + what, "grouped_matmul_grad_weight",
+                     Grouped(experts), {px, py, counts}, {pw});
       }
     }
     for (DType type : {kFloat32, kBFloat16, kFloat16})
@@ -310,6 +313,11 @@ class SparseCases {
   }
 
  private:
+  Attrs Grouped(Attrs attrs) const {
+    if (way_ >= 0) attrs.Set("gemm_choice", way_);
+    return attrs;
+  }
+
   // Counts that leave rows over, give all to one expert, or one to each; rows of nobody are NaN. Extents are
   // odd, or whole packs, and reach beyond one tile and beyond what a tile loads ahead; parts share matrices.
   void DrawnExperts(uint64_t seed) {
@@ -360,11 +368,11 @@ class SparseCases {
     const std::string what =
         Cat(" of ", Name(type), " to ", Name(result), ", ", parts, " x ", rows, " rows, ", experts,
             " experts, ", k, " x ", m, ", way ", way, ", seed ", seed);
-    cases_.Check("grouped_matmul" + what, "grouped_matmul", {}, {x, w, counts}, {y});
-    cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", {{"transposed", int64_t{1}}},
+    cases_.Check("grouped_matmul" + what, "grouped_matmul", Grouped({}), {x, w, counts}, {y});
+    cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", Grouped({{"transposed", int64_t{1}}}),
                  {x, v, counts}, {y});
     cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight",
-                 {{"experts", int64_t{experts}}}, {x, dy, counts}, {dw});
+                 Grouped({{"experts", int64_t{experts}}}), {x, dy, counts}, {dw});
   }
 
   // Two ranks of three experts each, with three parts; of the second rank some parts have no rows.
@@ -377,11 +385,11 @@ class SparseCases {
     const int32_t numbers[] = {20, 0, 20, 3, 30, 1, 0, 0, 40, 0, 0, 0, 17, 0, 9, 0, 40, 0};
     std::copy(std::begin(numbers), std::end(numbers), counts.Arg().as<int32_t>());
     const std::string what = Cat(" of ranks, ", Name(type), ", ", k, " x ", m, ", seed ", seed);
-    cases_.Check("grouped_matmul" + what, "grouped_matmul", {}, {x, w, counts}, {y});
-    cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", {{"transposed", int64_t{1}}},
+    cases_.Check("grouped_matmul" + what, "grouped_matmul", Grouped({}), {x, w, counts}, {y});
+    cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", Grouped({{"transposed", int64_t{1}}}),
                  {x, v, counts}, {y});
-    cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight", {{"experts", int64_t{3}}},
-                 {x, y, counts}, {dw});
+    cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight",
+                 Grouped({{"experts", int64_t{3}}}), {x, y, counts}, {dw});
     // The second rank and part alone.
     Operand px(type, {2, 3, 40, k}, {1, 1, 0, 0}, {1, 1, 40, k}),
         py(type, {2, 3, 40, m}, {1, 1, 0, 0}, {1, 1, 40, m}),
@@ -389,9 +397,9 @@ class SparseCases {
         pdw(kFloat32, {2, 3, k, m}, {1, 0, 0, 0}, {1, 3, k, m});
     for (Operand* o : {&px, &py, &pw}) o->Draw(&random, -1, 1, 4);
     std::copy(numbers + 12, numbers + 15, pc.Arg().as<int32_t>());
-    cases_.Check("grouped_matmul of pieces" + what, "grouped_matmul", {}, {px, pw, pc}, {py});
+    cases_.Check("grouped_matmul of pieces" + what, "grouped_matmul", Grouped({}), {px, pw, pc}, {py});
     cases_.Check("gradient of grouped_matmul of pieces" + what, "grouped_matmul_grad_weight",
-                 {{"experts", int64_t{3}}}, {px, py, pc}, {pdw});
+                 Grouped({{"experts", int64_t{3}}}), {px, py, pc}, {pdw});
   }
 
   // Ranks that are full, that none chooses, that all choose; then their rows by expert, there and back.
@@ -598,6 +606,7 @@ class SparseCases {
   }
 
   KernelCases& cases_;
+  int64_t way_ = -1;
 };
 
 }  // namespace oneflow_like
