@@ -102,5 +102,8 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
 // Returns all candidates of a space, with axes in the order dp, tp, pp, for a model with `blocks` blocks in
 // stages (nn::layers; 1: it has no stages). Throws Error if there is none.
 std::vector<PlanCandidate> CandidatesOf(const PlanSpace& space, int64_t blocks);
+// Returns the candidate, and then the candidate on each other order of its mesh axes of several devices, of
+// which none is in a group.
+std::vector<PlanCandidate> InOrders(const PlanCandidate& candidate);
 
 }  // namespace oneflow_like

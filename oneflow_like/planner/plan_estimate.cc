@@ -15,15 +15,6 @@
 namespace oneflow_like {
 namespace {
 
-const char* const kOrders[][3] = {{"dp", "tp", "pp"}, {"dp", "pp", "tp"}, {"pp", "dp", "tp"},
-                                  {"pp", "tp", "dp"}, {"tp", "dp", "pp"}, {"tp", "pp", "dp"}};
-
-Mesh MeshInOrder(const PlanCandidate& c, const std::vector<std::string>& order) {
-  std::vector<std::pair<std::string, int>> axes;
-  for (const std::string& axis : order) axes.push_back({axis, c.extent(axis)});
-  return Mesh(c.mesh.kind(), axes);
-}
-
 // Devices between neighbours along an axis, the innermost of several.
 int Stride(const Mesh& mesh, const std::string& axis) {
   int stride = 1;
@@ -397,17 +388,10 @@ std::vector<PlanTrial> PlanEstimator::Estimate(const PlanCandidate& candidate) {
   const ModelParts& parts = known->second;
   std::vector<PlanTrial> trials;
   size_t best = 0;
-  std::set<std::string> seen;
-  for (const auto& order : kOrders) {
-    if (!trials.empty() && machine_.topology.links.size() == 1) break;  // all devices are alike
-    PlanCandidate c = candidate;
-    c.mesh = MeshInOrder(candidate, {order[0], order[1], order[2]});
-    std::string shape;  // axes of one device stand anywhere
-    for (int a = 0; a < 3; ++a)
-      if (c.mesh.axis_size(a) > 1) shape += c.mesh.axis_name(a);
-    if (!seen.insert(shape).second) continue;
+  for (const PlanCandidate& c : InOrders(candidate)) {
     trials.push_back(EstimateOn(c, &at->second, parts));
     if (trials.back().seconds < trials[best].seconds * (1 - 1e-6)) best = trials.size() - 1;
+    if (machine_.topology.links.size() == 1) break;  // all devices are alike
   }
   std::rotate(trials.begin(), trials.begin() + static_cast<std::ptrdiff_t>(best),
               trials.begin() + static_cast<std::ptrdiff_t>(best) + 1);

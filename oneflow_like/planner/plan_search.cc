@@ -1,21 +1,25 @@
-// Estimates order all candidates; those that promise most are compiled and simulated, a few at a time, and
-// what they were found to take corrects the estimates of those that resemble them.
+// One loop over verdicts, plans that were compiled and simulated: as long as some source of candidates has
+// any, they are tried. Estimates order all candidates at first, and what was tried corrects the estimates of
+// what resembles it; in the most hopeful ones what is left open is decided; at last the plans beside the best
+// verdicts are tried, those beside the fastest first.
 #include "oneflow_like/plan_search.h"
 
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "actor/net/talk/job.h"
+#include "oneflow_like/job/together.h"
 #include "oneflow_like/model/limits.h"
+#include "oneflow_like/planner/neighbours.h"
 #include "oneflow_like/planner/plan_estimate.h"
-#include "oneflow_like/planner/plan_share.h"
 #include "oneflow_like/planner/trial_pool.h"
+#include "oneflow_like/session/budget.h"
 #include "oneflow_like/session/summary.h"
 #include "oneflow_like/simulate.h"
 
@@ -24,11 +28,13 @@ namespace {
 
 constexpr size_t kWave = 4;                // candidates compiled at a time, on however many cores
 constexpr size_t kBest = 10;               // that are shown
-constexpr size_t kOpened = 4;              // in which what is left open is searched for, at least
+constexpr size_t kOpened = 4;              // in which what is left open is decided, at least
 constexpr double kHopeless = 1.2;          // times the best: estimates are not off by more
 constexpr int64_t kManyActs = 12'000'000;  // in steps of plans that were tried: few more are, for their time
 constexpr double kTooFar = 2;              // times the best: nor are those of larger tp ever
 constexpr double kTightest = 1.02;         // times the memory: estimates above are believed
+constexpr double kNear = 1.1;          // times the best: plans beside those that are slower are slower, too
+constexpr int64_t kActsBeside = 3000;  // of a step of each plan that is tried beside others
 
 // Drops candidates that are the same plan as others. Returns how many are left.
 int64_t DropRepeated(const PlanEstimator& estimator, std::vector<PlanCandidate>* some) {
@@ -75,56 +81,47 @@ int64_t EstimateAll(const PlanSpace& space, PlanEstimator& estimator, TrialPool*
     if (best > 0 && fastest > kTooFar * best) break;  // and more so with a larger tp
   }
   if (pool.entries().size() == first) Fail("no plan can be built: ", estimator.why_not());
-  pool.SortByEstimate(first);
   VLOG(1) << "plans: " << pool.entries().size() << " candidates are estimated";
   return number;
 }
 
-// Of those that are estimated to fit the fastest, each of another shape of the mesh.
-std::vector<int> NextWave(TrialPool* pool_of, size_t compiled) {
+// Entries of the pool that are tried next.
+using Wave = std::vector<int>;
+
+// Of those that were only estimated, and are estimated to fit, the fastest, each of another shape of the
+// mesh; `smallest`: where nothing fits, whatever they need, those that need least. No more once `end` were
+// tried.
+Wave NextEstimated(TrialPool* pool_of, size_t end, bool smallest) {
   TrialPool& pool = *pool_of;
-  std::vector<int> order;
+  Wave order, wave;
+  if (pool.tried().size() >= end || (smallest && pool.Best())) return wave;
   for (size_t i = 0; i < pool.entries().size(); ++i) {
-    if (pool.entries()[i].tried) continue;
-    pool.Correct(&pool.entries()[i]);
-    if (pool.Fits(static_cast<double>(pool.entries()[i].trial.bytes) / kTightest))
+    TrialEntry& entry = pool.entries()[i];
+    if (entry.tried) continue;
+    pool.Correct(&entry);
+    if (smallest || pool.Fits(static_cast<double>(entry.trial.bytes) / kTightest))
       order.push_back(static_cast<int>(i));
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return pool.entries()[a].better(pool.entries()[b]); });
+  std::stable_sort(order.begin(), order.end(), [&](int i, int j) {
+    const TrialEntry &a = pool.entries()[i], &b = pool.entries()[j];
+    return smallest ? a.trial.bytes < b.trial.bytes : a.better(b);
+  });
+  const TrialEntry* least = pool.Smallest();
   const double best = pool.BestSeconds();
   const double hopeless = (pool.acts() > kManyActs ? 1 : kHopeless) * best;
-  const size_t most = std::min<size_t>(kWave, compiled - pool.tried().size());
-  std::vector<int> wave;
+  const size_t most = std::min(kWave, end - pool.tried().size());
+  const bool enough = best > 0 && pool.Fitting() >= kBest;
   std::set<MeshShape> shapes;
   for (int i : order) {
+    const TrialEntry& entry = pool.entries()[i];
     if (wave.size() == most) break;
-    if (best > 0 && pool.Fitting() >= kBest && pool.entries()[i].trial.seconds > hopeless) break;
-    if (shapes.insert(pool.entries()[i].shape).second) wave.push_back(i);
+    if (smallest ? least && static_cast<double>(entry.trial.bytes) >
+                                kHopeless * static_cast<double>(least->trial.bytes)
+                 : enough && entry.trial.seconds > hopeless)
+      break;
+    if (smallest || shapes.insert(entry.shape).second) wave.push_back(i);
   }
   return wave;
-}
-
-// Where nothing has fitted, those that need least tell by how much, if they do not fit after all.
-void TrySmallest(TrialPool* pool_of, size_t compiled) {
-  TrialPool& pool = *pool_of;
-  while (pool.tried().size() < compiled && pool.BestSeconds() == 0) {
-    std::vector<int> order;
-    for (size_t i = 0; i < pool.entries().size(); ++i) {
-      if (pool.entries()[i].tried) continue;
-      pool.Correct(&pool.entries()[i]);
-      order.push_back(static_cast<int>(i));
-    }
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-      return pool.entries()[a].trial.bytes < pool.entries()[b].trial.bytes;
-    });
-    const TrialEntry* least = pool.Smallest();
-    if (order.empty() || (least && static_cast<double>(pool.entries()[order[0]].trial.bytes) >
-                                       kHopeless * static_cast<double>(least->trial.bytes)))
-      return;
-    order.resize(std::min<size_t>({order.size(), kWave, compiled - pool.tried().size()}));
-    pool.Try(order);
-  }
 }
 
 // A candidate, whatever is computed again and cut.
@@ -132,18 +129,19 @@ std::string KeyOf(PlanCandidate candidate) {
   candidate.logits_tile = 0;
   candidate.recompute = Recompute::kNone;
   candidate.cuts = {};
+  candidate.waits = {};
   return candidate.str();
 }
 
-// Where nothing fits, parts of some plans wait on the host, more of them until one fits: of those that need
-// least, and of the fastest, whatever is computed again.
-void TryOnHost(TrialPool* pool_of) {
+// These parts of some plans wait on the host: of those that need least, and of the fastest, whatever is
+// computed again.
+Wave NextOnHost(TrialPool* pool_of, const char* parts) {
   constexpr size_t kMost = 3;  // of either
   TrialPool& pool = *pool_of;
   std::map<std::string, PlanTrial> least;  // by KeyOf
   for (int t : pool.tried()) {
     const PlanTrial& trial = pool.entries()[t].trial;
-    if (!trial.compiled) continue;
+    if (!trial.compiled || trial.plan.offload.any()) continue;
     const auto [known, fresh] = least.try_emplace(KeyOf(trial.plan), trial);
     if (!fresh && trial.bytes < known->second.bytes) known->second = trial;
   }
@@ -155,20 +153,19 @@ void TryOnHost(TrialPool* pool_of) {
   std::stable_sort(rest, order.end(),
                    [](const PlanTrial& a, const PlanTrial& b) { return a.seconds < b.seconds; });
   if (order.size() > 2 * kMost) order.resize(2 * kMost);
-  for (const char* parts : {"activations", "activations,optimizer", "activations,optimizer,weights"}) {
-    for (const PlanTrial& trial : order)
-      for (const Recompute mode : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
-        PlanCandidate candidate = trial.plan;
-        candidate.recompute = mode;
-        candidate.waits = {};
-        candidate.offload = ParseOffload(parts, "a search for a plan");
-        pool.TryAlso(std::move(candidate));
-      }
-    if (pool.BestSeconds() > 0) return;
-  }
+  Wave wave;
+  for (const PlanTrial& trial : order)
+    for (const Recompute mode : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+      PlanCandidate candidate = trial.plan;
+      candidate.recompute = mode;
+      candidate.waits = {};
+      candidate.offload = ParseOffload(parts, "a search for a plan");
+      wave.push_back(pool.Also(std::move(candidate)));
+    }
+  return wave;
 }
 
-// Before anything is tried: entries are in the order of their seconds.
+// Before anything is tried.
 [[noreturn]] void RefuseAll(const PlanSpace& space, const TrialPool& pool, double variables) {
   const auto smallest = std::min_element(
       pool.entries().begin(), pool.entries().end(),
@@ -192,113 +189,89 @@ void TryOnHost(TrialPool* pool_of) {
        BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller batch");
 }
 
-// Of candidates that differ in what is computed again, the seconds that one between them may hope for: on the
-// line between one that fits and one that does not. Where none fits other cuts of weights may, for a price.
+// Of candidates that differ in what is computed again, the seconds that one between them may hope for. Where
+// one does not fit other cuts of weights may, for a price.
 double HopeOf(const TrialPool& pool, bool cuts, const std::vector<const TrialEntry*>& alike) {
-  const auto memory = static_cast<double>(pool.memory());
   double hope = std::numeric_limits<double>::infinity();
-  for (const TrialEntry* fits : alike) {
-    const auto bytes = static_cast<double>(fits->trial.bytes);
-    if (!pool.Fits(bytes)) {
-      if (cuts) hope = std::min(hope, fits->trial.seconds * bytes / memory);
-      continue;
-    }
-    hope = std::min(hope, fits->trial.seconds);
-    for (const TrialEntry* not_fits : alike)
-      if (const auto more = static_cast<double>(not_fits->trial.bytes); !pool.Fits(more))
-        hope = std::min(hope, not_fits->trial.seconds + (more - memory) / (more - bytes) *
-                                                            (fits->trial.seconds - not_fits->trial.seconds));
+  std::vector<Verdict> verdicts;
+  for (const TrialEntry* entry : alike) {
+    const Verdict& v = verdicts.emplace_back(Verdict{entry->trial.seconds, entry->trial.bytes});
+    if (cuts && v.bytes > pool.memory())
+      hope = std::min(hope, v.seconds * static_cast<double>(v.bytes) / static_cast<double>(pool.memory()));
   }
-  return hope;
+  return std::min(hope, HopeBetween(verdicts, pool.memory()));
 }
 
-// How many plans more are tried where a step has few acts.
-size_t MostOfFewActs(const TrialPool& pool) {
-  constexpr int64_t kActs = 1000, kMany = 24;
-  const int64_t acts = pool.acts() / std::max<int64_t>(1, std::ssize(pool.tried()));
-  return static_cast<size_t>(std::min(kMany, kActs / std::max<int64_t>(1, acts)));
-}
-
-// What is left open in each candidate is searched for in those that may hope for most: in few, or in many of
-// which a step has few acts.
-void SearchOpen(const PlanSpace& space, TrialPool* pool) {
-  constexpr double kNoHope = 1.2;  // times the best, of what fits without a search
+// The most hopeful of the candidates in which nothing was decided yet, with what the space leaves open. Where
+// a step has few acts there are more of them, also of those that estimates say do not fit.
+Wave NextOpened(TrialPool* pool_of, const PlanSpace& space, std::set<std::string>* opened) {
+  constexpr size_t kActs = 1000, kMany = 24;
+  TrialPool& pool = *pool_of;
   // Where any memory will do, nothing needs to be computed again, and cuts have been chosen already.
-  if (pool->memory() == 0 || !(space.cuts || space.waits)) return;
+  if (pool.memory() == 0 || !(space.cuts || space.waits)) return {};
+  const size_t acts = std::max<size_t>(1, pool.acts() / std::max<size_t>(1, pool.tried().size()));
+  const size_t number = std::min(kMany, kActs / acts);
+  if (opened->size() >= std::max(kOpened, number)) return {};
   std::map<std::string, std::vector<const TrialEntry*>> alike;
-  for (TrialEntry& entry : pool->entries()) {
-    if (!entry.tried) pool->Correct(&entry);
+  for (TrialEntry& entry : pool.entries()) {
+    if (!entry.tried) pool.Correct(&entry);
     if (entry.trial.why.empty() && HasOpenCuts(entry.trial.plan) == space.cuts)
       alike[KeyOf(entry.trial.plan)].push_back(&entry);
   }
-  std::vector<std::tuple<double, int64_t, PlanCandidate>> order;
+  const std::string* which = nullptr;
+  std::pair<double, int64_t> most;  // hope, and bytes of the smallest
+  const TrialEntry* like = nullptr;
   for (const auto& [key, entries] : alike) {
+    if (opened->count(key)) continue;
     const TrialEntry* least = *std::min_element(
         entries.begin(), entries.end(),
         [](const TrialEntry* a, const TrialEntry* b) { return a->trial.bytes < b->trial.bytes; });
-    order.push_back({HopeOf(*pool, space.cuts, entries), least->trial.bytes, least->trial.plan});
+    const std::pair hope(HopeOf(pool, space.cuts, entries), least->trial.bytes);
+    const bool believed = number <= kOpened || pool.Fits(static_cast<double>(least->trial.bytes));
+    if (pool.Best() && believed && hope.first > kHopeless * pool.BestSeconds()) continue;
+    if (!which || hope < most) which = &key, most = hope, like = least;
   }
-  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
-    return std::tie(std::get<0>(a), std::get<1>(a)) < std::tie(std::get<0>(b), std::get<1>(b));
-  });
-  const size_t most = std::max(kOpened, MostOfFewActs(*pool));
-  for (size_t i = 0; i < std::min(most, order.size()); ++i) {
-    const auto& [hope, least, plan] = order[i];
-    const double best = pool->BestSeconds();
-    if (best > 0 && pool->Fits(static_cast<double>(least)) && hope > kNoHope * best) continue;
-    PlanCandidate candidate = plan;
-    candidate.stages = {};
-    candidate.cuts = {};
-    candidate.logits_tile = 0;
-    candidate.open_cuts = space.cuts;
-    candidate.open_waits = space.waits;
-    candidate.memory = pool->memory();
-    if (space.waits) candidate.recompute = Recompute::kNone;
-    pool->TryAlso(std::move(candidate));
-  }
+  if (!which) return {};
+  opened->insert(*which);
+  PlanCandidate candidate = like->trial.plan;
+  candidate.stages = {};
+  candidate.cuts = {};
+  candidate.logits_tile = 0;
+  candidate.open_cuts = space.cuts;
+  candidate.open_waits = space.waits;
+  candidate.memory = pool.memory();
+  if (space.waits) candidate.recompute = Recompute::kNone;
+  return {pool.Also(std::move(candidate))};
 }
 
-// Beside the fastest plan with choices of its own for regions, as long as one is faster: each region
-// otherwise. What was decided comes from estimates of a step, which simulation tells apart. Few, as kActs
-// says.
-void WaitOtherwise(TrialPool* pool) {
-  for (double before = 0; before != pool->BestSeconds();) {
-    before = pool->BestSeconds();
-    const TrialEntry* best = pool->Best();
-    if (!best || best->trial.plan.waits.empty()) return;
-    const PlanCandidate plan = best->trial.plan;
-    if (2 * plan.waits.size() > MostOfFewActs(*pool)) return;
-    const bool gathers = std::any_of(plan.waits.begin(), plan.waits.end(),
-                                     [](const auto& wait) { return GathersAgain(wait.second); });
-    for (const auto& [region, mode] : plan.waits)
-      for (const Recompute other : kRecomputeModes) {
-        if (GathersAgain(other) && !gathers) continue;  // most likely there is nothing to send again
-        if (other == Recompute::kHost) continue;
-        PlanCandidate candidate = plan;
-        candidate.waits[region] = other;
-        if (other != mode) pool->TryAlso(std::move(candidate));
+// The plans beside the fastest verdict of which a neighbourhood is left. What was decided comes from
+// estimates of a step, which simulation tells apart. Few, as `acts` says, which are left.
+Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& build, int64_t* acts) {
+  std::vector<Neighbourhood> all;
+  if (space.waits) all.push_back(WaitOtherwise);
+  if (space.cuts) all.push_back(CutOtherwise);
+  if (space.cuts || space.waits) all.insert(all.end(), {OrderOtherwise, FlagOtherwise, DivideOtherwise});
+  TrialPool& pool = *pool_of;
+  while (true) {
+    const auto is_next = [&](const TrialEntry& e, const TrialEntry* before) {
+      return e.trial.compiled && !e.twin && e.beside < all.size() &&
+             pool.Fits(static_cast<double>(e.trial.bytes)) && (!before || e.better(*before));
+    };
+    TrialEntry* from = nullptr;
+    for (int t : pool.tried())
+      if (TrialEntry& e = pool.entries()[t]; is_next(e, from)) from = &e;
+    if (!from || from->trial.seconds > kNear * pool.BestSeconds() || from->acts > *acts) return {};
+    const Neighbourhood beside = all[from->beside++];
+    const PlanCandidate plan = from->trial.plan;
+    const int64_t acts_of_each = std::max<int64_t>(1, from->acts);
+    Wave wave;
+    for (PlanCandidate& candidate : beside(plan, build(plan), pool))
+      if (acts_of_each <= *acts && !pool.Knows(candidate)) {
+        wave.push_back(pool.Also(std::move(candidate)));
+        *acts -= acts_of_each;
       }
+    if (!wave.empty()) return wave;
   }
-}
-
-bool MayWaitOnHost(const PlanSpace& space, const Machine& machine) {
-  return space.waits && space.host && machine.host.known;
-}
-
-// Tries the most promising candidates of a space, at most until so many have been tried. Returns how many
-// candidates there are.
-int64_t SearchIn(const PlanSpace& space, const Machine& machine, const BuildPlan& build, size_t most,
-                 TrialPool* pool) {
-  const bool on_host = MayWaitOnHost(space, machine);
-  PlanEstimator estimator(space, machine, build);
-  const int64_t candidates = EstimateAll(space, estimator, pool);
-  if (const double least = estimator.LeastVariables(); !on_host && !pool->Fits(least))
-    RefuseAll(space, *pool, least);
-  for (std::vector<int> wave; pool->tried().size() < most && !(wave = NextWave(pool, most)).empty();)
-    pool->Try(wave);
-  SearchOpen(space, pool);
-  if (space.waits) WaitOtherwise(pool);
-  return candidates;
 }
 
 }  // namespace
@@ -313,20 +286,43 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
         machine, build,
         options.memory > 0 ? options.memory : static_cast<int64_t>(std::min(machine.memory_bytes, 0x1p60)));
     const auto most = static_cast<size_t>(options.compiled);
+    const auto try_all = [&](const std::function<Wave()>& next) {
+      for (Wave wave; !(wave = next()).empty();) pool.Try(wave);
+    };
+    const bool on_host = space.waits && space.host && machine.host.known;
+    int64_t candidates = 0;
     // First with the cuts that the model is annotated with, so that what is open never makes a plan slower.
-    const bool on_host = MayWaitOnHost(space, machine);
-    PlanSpace annotated = space;
-    annotated.cuts = false;
-    int64_t candidates = SearchIn(annotated, machine, build, most, &pool);
-    if (space.cuts) candidates += SearchIn(space, machine, build, pool.tried().size() + most, &pool);
-    if (pool.BestSeconds() == 0) TrySmallest(&pool, pool.tried().size() + most);
-    if (pool.BestSeconds() == 0 && on_host) TryOnHost(&pool);
-    if (pool.BestSeconds() == 0) Refuse(space, pool);
+    PlanSpace some = space;
+    for (const bool cuts : {false, true}) {
+      if (cuts && !space.cuts) continue;
+      some.cuts = cuts;
+      PlanEstimator estimator(some, machine, build);
+      candidates += EstimateAll(some, estimator, &pool);
+      if (const double least = estimator.LeastVariables(); !on_host && !pool.Fits(least))
+        RefuseAll(space, pool, least);
+      const size_t end = pool.tried().size() + most;
+      std::set<std::string> opened;
+      try_all([&] { return NextEstimated(&pool, end, false); });
+      try_all([&] { return NextOpened(&pool, some, &opened); });
+    }
+    const size_t end = pool.tried().size() + most;
+    try_all([&] { return NextEstimated(&pool, end, true); });
+    for (const char* parts : {"activations", "activations,optimizer", "activations,optimizer,weights"})
+      if (on_host && !pool.Best()) pool.Try(NextOnHost(&pool, parts));
+    if (!pool.Best()) Refuse(space, pool);
+    int64_t acts = kActsBeside;
+    try_all([&] { return NextBeside(&pool, space, build, &acts); });
     PlanSearchResult result = ResultOf(&pool);
     result.candidates = candidates;
     return result;
   };
-  return options.job ? SearchForAll(options.job.get(), search) : search();
+  if (!options.job) return search();
+  PlanSearchResult result;
+  const std::string of_zero = FromProcessZero(options.job.get(), "the search for a plan", [&] {
+    result = search();
+    return ToText(result);
+  });
+  return options.job->process() == 0 ? result : PlanSearchResultFromText(of_zero);
 }
 
 }  // namespace oneflow_like

@@ -1,5 +1,9 @@
 // The candidates of a space.
 #include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <set>
+#include <utility>
 
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/plan_search.h"
@@ -197,6 +201,33 @@ std::vector<PlanCandidate> CandidatesOf(const PlanSpace& space, int64_t blocks) 
                space.kind == "cpu" ? kMostEstimatedAlongAxis : kMostAlongAxis);
   }
   return Space(space, blocks).All();
+}
+
+std::vector<PlanCandidate> InOrders(const PlanCandidate& plan) {
+  std::vector<PlanCandidate> all;
+  std::vector<int> axes(plan.mesh.rank());  // before, of each axis
+  std::iota(axes.begin(), axes.end(), 0);
+  std::set<Mesh::Axes> seen;  // of several devices
+  do {
+    PlanCandidate candidate = plan;
+    Mesh::Axes ordered, wide;
+    for (int a : axes) ordered.push_back({plan.mesh.axis_name(a), plan.mesh.axis_size(a)});
+    std::copy_if(ordered.begin(), ordered.end(), std::back_inserter(wide),
+                 [](const auto& axis) { return axis.second > 1; });
+    if (!seen.insert(wide).second) continue;
+    candidate.mesh = Mesh(plan.mesh.kind(), ordered);
+    for (auto& [weight, cut] : candidate.cuts) {
+      const VariableCut before = std::exchange(cut, {});
+      for (size_t a = 0; a < axes.size(); ++a) {
+        const auto entry = before.fixed.find(1 + axes[a]);
+        if (entry == before.fixed.end()) continue;
+        cut.fixed[1 + static_cast<int>(a)] = entry->second;
+        if (before.stored.count(entry->first)) cut.stored.insert(1 + static_cast<int>(a));
+      }
+    }
+    all.push_back(std::move(candidate));
+  } while (std::next_permutation(axes.begin(), axes.end()));
+  return all;
 }
 
 }  // namespace oneflow_like

@@ -1,8 +1,10 @@
 // What a search has found, and on one screen.
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "oneflow_like/planner/trial_pool.h"
 #include "oneflow_like/session/summary.h"
@@ -17,12 +19,11 @@ std::string Thousands(int64_t number) {
 }
 
 // Whether `a` tells more of why its shape lost: the fastest that fits, or what needs least.
-bool Closer(const TrialPool& pool, const TrialEntry& a, const TrialEntry& b) {
-  const bool fits = pool.Fits(static_cast<double>(a.trial.bytes)),
-             other = pool.Fits(static_cast<double>(b.trial.bytes));
-  if (a.trial.why.empty() != b.trial.why.empty()) return a.trial.why.empty();
+bool Closer(const TrialPool& pool, const PlanTrial& a, const PlanTrial& b) {
+  const bool fits = pool.Fits(static_cast<double>(a.bytes)), other = pool.Fits(static_cast<double>(b.bytes));
+  if (a.why.empty() != b.why.empty()) return a.why.empty();
   if (fits != other) return fits;
-  return fits ? a.trial.seconds < b.trial.seconds : a.trial.bytes < b.trial.bytes;
+  return fits ? a.seconds < b.seconds : a.bytes < b.bytes;
 }
 
 std::string WhyLost(const TrialPool& pool, const PlanTrial& best, const PlanTrial& trial) {
@@ -58,24 +59,46 @@ PlanSearchResult ResultOf(TrialPool* pool_of) {
     result.best.push_back(pool.entries()[t].trial);
     shown.insert(pool.entries()[t].shape);
   }
-  std::map<MeshShape, const TrialEntry*> closest;
+  std::map<MeshShape, const PlanTrial*> closest;
   for (TrialEntry& e : pool.entries()) {
     if (!e.tried) pool.Correct(&e);
     if (e.first && !pool.Fits(static_cast<double>(e.trial.bytes))) ++result.too_large;
     if (shown.count(e.shape) || e.twin) continue;
-    const TrialEntry*& before = closest[e.shape];
-    if (!before || Closer(pool, e, *before)) before = &e;
+    const PlanTrial*& before = closest[e.shape];
+    if (!before || Closer(pool, e.trial, *before)) before = &e.trial;
   }
-  for (const auto& [shape, entry] : closest) {
-    result.lost.push_back(entry->trial);
-    if (entry->trial.why.empty()) result.lost.back().why = WhyLost(pool, result.best.front(), entry->trial);
+  for (const auto& [shape, trial] : closest) result.lost.push_back(*trial);
+  std::stable_sort(result.lost.begin(), result.lost.end(),
+                   [&](const PlanTrial& a, const PlanTrial& b) { return Closer(pool, a, b); });
+  for (PlanTrial& trial : result.lost)
+    if (trial.why.empty()) trial.why = WhyLost(pool, result.best.front(), trial);
+  return result;
+}
+
+// Numbers first; then of each of the best its figures, its decisions and an empty line.
+std::string ToText(const PlanSearchResult& result) {
+  std::ostringstream text;
+  text.precision(std::numeric_limits<double>::max_digits10);
+  text << result.candidates << ' ' << result.too_large << ' ' << result.compiled << ' ' << result.memory
+       << '\n';
+  for (const PlanTrial& t : result.best)
+    text << t.seconds << ' ' << t.compute << ' ' << t.messages << ' ' << t.bubble << ' ' << t.bytes << '\n'
+         << ToText(SavedPlan{t.plan, "", ""}) << '\n';
+  return text.str();
+}
+
+PlanSearchResult PlanSearchResultFromText(const std::string& text) {
+  std::istringstream in(text);
+  PlanSearchResult result;
+  in >> result.candidates >> result.too_large >> result.compiled >> result.memory;
+  for (PlanTrial t; in >> t.seconds >> t.compute >> t.messages >> t.bubble >> t.bytes;) {
+    std::string plan, line;
+    std::getline(in, line);
+    while (std::getline(in, line) && !line.empty()) plan += line + "\n";
+    static_cast<Decisions&>(t.plan) = ParseSavedPlan(plan).decisions;
+    t.compiled = true;
+    result.best.push_back(t);
   }
-  std::stable_sort(result.lost.begin(), result.lost.end(), [&](const PlanTrial& a, const PlanTrial& b) {
-    const bool fits = pool.Fits(static_cast<double>(a.bytes)),
-               other = pool.Fits(static_cast<double>(b.bytes));
-    if (fits != other) return fits;
-    return fits ? a.seconds < b.seconds : a.bytes < b.bytes;
-  });
   return result;
 }
 

@@ -48,11 +48,6 @@ const TrialEntry& TrialPool::Add(std::vector<PlanTrial> estimates) {
   return entries_[first];
 }
 
-void TrialPool::SortByEstimate(size_t first) {
-  std::stable_sort(entries_.begin() + static_cast<std::ptrdiff_t>(first), entries_.end(),
-                   [](const TrialEntry& a, const TrialEntry& b) { return a.better(b); });
-}
-
 void TrialPool::Correct(TrialEntry* entry) const {
   int most = -1;
   double seconds = 1, bytes = 1;
@@ -109,12 +104,17 @@ void TrialPool::Try(const std::vector<int>& numbers) {
             << entries_[i].trial.why;
 }
 
-void TrialPool::TryAlso(PlanCandidate candidate) {
+int TrialPool::Also(PlanCandidate candidate) {
   TrialEntry entry;
   entry.shape = ShapeOf(candidate);
   entry.trial.plan = std::move(candidate);
   entries_.push_back(std::move(entry));
-  Try({static_cast<int>(std::ssize(entries_)) - 1});
+  return static_cast<int>(std::ssize(entries_)) - 1;
+}
+
+bool TrialPool::Knows(const PlanCandidate& candidate) const {
+  return std::any_of(tried_.begin(), tried_.end(),
+                     [&](int t) { return entries_[t].trial.plan == candidate; });
 }
 
 // Of entries that are one plan, the one with the shortest flags stands for all.

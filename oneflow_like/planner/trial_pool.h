@@ -25,6 +25,7 @@ struct TrialEntry {
   bool tried = false;
   uint64_t plan_hash = 0;  // of what it was compiled to
   int64_t acts = 0;        // of a step of that
+  size_t beside = 0;       // neighbourhoods that were looked at
   bool twin = false;       // another that was tried has been compiled to the same plan and needs fewer flags
 
   bool better(const TrialEntry& other) const {
@@ -41,12 +42,12 @@ class TrialPool {
 
   // Adds a candidate, on several orders of its axes, the fastest first. Returns that one.
   const TrialEntry& Add(std::vector<PlanTrial> estimates);
-  void SortByEstimate(size_t first);  // those from this one on, of which none is tried yet
   // Compiles and simulates entries, side by side unless they are large.
   void Try(const std::vector<int>& numbers);
-  // The same of a candidate that was not estimated; of one that leaves something open the entry says what was
-  // decided.
-  void TryAlso(PlanCandidate candidate);
+  // Adds a candidate that was not estimated, and returns its number. Once it was tried, the entry of one that
+  // leaves something open says what was decided.
+  int Also(PlanCandidate candidate);
+  bool Knows(const PlanCandidate& candidate) const;  // whether it was tried
   // Gives an entry that was not tried its estimate times what the tried one that is most like it took of its
   // own.
   void Correct(TrialEntry* entry) const;
@@ -55,6 +56,7 @@ class TrialPool {
   const std::vector<TrialEntry>& entries() const { return entries_; }
   const std::vector<int>& tried() const { return tried_; }  // in order
   int64_t acts() const { return acts_; }                    // of a step of each of these
+  const Machine& machine() const { return machine_; }
   int64_t memory() const { return memory_; }
   bool Fits(double bytes) const { return memory_ == 0 || bytes <= static_cast<double>(memory_); }
   // The fastest that was compiled and fits, and its seconds; nullptr and 0: none does.
@@ -78,5 +80,8 @@ class TrialPool {
 
 // What the trials have come to. REQUIRES: one fits.
 PlanSearchResult ResultOf(TrialPool* pool);
+// That as text, for other processes, and back, without PlanSearchResult::lost.
+std::string ToText(const PlanSearchResult& result);
+PlanSearchResult PlanSearchResultFromText(const std::string& text);
 
 }  // namespace oneflow_like

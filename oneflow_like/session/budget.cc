@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include "core/device/backend.h"
@@ -37,6 +38,20 @@ Budget BudgetOf(const Asked& asked, const Graph& graph) {
          "ModelOptions::memory_budget (--memory_budget=BYTES of a device), or ModelOptions::topology "
          "(--topology=FILE) to a file with memory_bytes");
   return budget;
+}
+
+double HopeBetween(const std::vector<Verdict>& alike, int64_t memory) {
+  double hope = std::numeric_limits<double>::infinity();
+  for (const Verdict& fits : alike) {
+    if (fits.bytes > memory) continue;
+    hope = std::min(hope, fits.seconds);
+    for (const Verdict& more : alike)
+      if (more.bytes > memory)
+        hope = std::min(hope, more.seconds + static_cast<double>(more.bytes - memory) /
+                                                 static_cast<double>(more.bytes - fits.bytes) *
+                                                 (fits.seconds - more.seconds));
+  }
+  return hope;
 }
 
 bool IsLarge(const Graph& graph) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "compiler/search/candidate_pool.h"
 #include "oneflow_like/session/asked.h"
@@ -22,6 +23,15 @@ struct Budget {
 // Throws Error if recomputation is left to the compiler and nothing says in how many bytes. `graph` is one of
 // GraphOf.
 Budget BudgetOf(const Asked& asked, const Graph& graph);
+
+// What a plan takes.
+struct Verdict {
+  double seconds = 0;  // of a step
+  int64_t bytes = 0;   // of the fullest device
+};
+// Of plans that differ in what is computed again, the seconds that one between them may hope for: on the line
+// between one that fits into `memory` and one that does not. Infinite where none fits.
+double HopeBetween(const std::vector<Verdict>& alike, int64_t memory);
 
 // Throws Error if a search for what fits (recomputation, cuts of weights) would be in vain: what devices keep
 // of variables is on average more than the budget. `placed` has come through place_stages. For large graphs:

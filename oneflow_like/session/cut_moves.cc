@@ -18,13 +18,42 @@ Graph WithLoadedClosed(const ModelImpl& model, Graph graph) {
   return graph;
 }
 
+// Adds the cuts with these weights, which are alike, cut in each other way along these mesh axes.
+void AddCutsOf(const ModelImpl& model, const Roles& roles, const std::vector<std::string>& weights,
+               const MeshAxes& axes, const VariableCuts& cuts, std::vector<VariableCuts>* all) {
+  const ModelVariable& like = model.variables.at(weights[0]);
+  const VariableCut& is = cuts.at(weights[0]);
+  FixedSbp annotated = like.node.fixed;  // and as it was chosen, once it was
+  for (const auto& [entry, sbp] : is.fixed) annotated.erase(entry);
+  // Of an axis of stages a weight lies on one.
+  const auto stays = [&](int a) {
+    return annotated.count(1 + a) > 0 || like.node.slice.fixed[a] != Slice::kFree;
+  };
+  if (std::any_of(axes.begin(), axes.end(), stays)) return;
+  std::vector<int> sizes = {1};
+  for (int a = 0; a < model.mesh.rank(); ++a) sizes.push_back(model.mesh.axis_size(a));
+  for (int a = -1; a < like.shape.rank(); ++a) {  // -1: whole
+    VariableCut cut = is;
+    for (int axis : axes) {
+      cut.fixed.erase(1 + axis);
+      cut.stored.erase(1 + axis);
+      if (a < 0) continue;
+      cut.fixed[1 + axis] = S(a);
+      const Role role = RoleOf(roles, axis);
+      if (role == Role::kBatch || role == Role::kContext) cut.stored.insert(1 + axis);
+    }
+    FixedSbp nested = annotated;
+    nested.insert(cut.fixed.begin(), cut.fixed.end());
+    if (cut.fixed == is.fixed || (a >= 0 && NestedParts(nested, a, sizes) > like.shape[a])) continue;
+    all->push_back(cuts);
+    for (const std::string& weight : weights) all->back()[weight] = cut;
+  }
+}
+
 }  // namespace
 
 CutMoves::CutMoves(const ModelImpl& model, Graph placed, const CompileOptions& options)
-    : model_(model),
-      roles_(options.asked.roles),
-      zero_axes_(ZeroAxes(options.decided)),
-      search_(WithLoadedClosed(model, std::move(placed)), options) {}
+    : model_(model), search_(WithLoadedClosed(model, std::move(placed)), options) {}
 
 VariableCuts CutMoves::At(double price) const {
   if (price > 0) return search_.Cuts(price * search_.HighestPrice());
@@ -49,51 +78,27 @@ std::optional<VariableCuts> CutMoves::Annotated() const {
   return any ? std::optional(std::move(cuts)) : std::nullopt;
 }
 
-std::vector<VariableCuts> CutMoves::Beside(const VariableCuts& cuts) const {
+std::vector<VariableCuts> CutsBeside(const ModelImpl& model, const CompileOptions& options,
+                                     const VariableCuts& cuts) {
   std::map<std::string, std::vector<std::string>> kinds;
   for (const auto& [weight, cut] : cuts) {
-    const auto known = model_.variables.find(weight);
-    if (known == model_.variables.end() || !known->second.layout.sbp.empty()) continue;
+    const auto known = model.variables.find(weight);
+    if (known == model.variables.end() || !known->second.layout.sbp.empty()) continue;
     const NameInBlock at = InBlock(weight);
     kinds[Cat(at.block, at.name, " ", known->second.shape.str())].push_back(weight);
   }
   std::vector<MeshAxes> nests;  // along which a move changes a cut: one axis, or all of a group
   const auto add = [&](MeshAxes axes) {
-    std::erase_if(axes, [&](int a) { return model_.mesh.axis_size(a) == 1 || HasAxis(zero_axes_, a); });
+    std::erase_if(
+        axes, [&](int a) { return model.mesh.axis_size(a) == 1 || HasAxis(ZeroAxes(options.decided), a); });
     if (!axes.empty() && std::find(nests.begin(), nests.end(), axes) == nests.end()) nests.push_back(axes);
   };
-  for (int axis = 0; axis < model_.mesh.rank(); ++axis) add({axis});
-  for (const auto& [name, axes] : model_.mesh.groups()) add(model_.mesh.FindAxes(axes));
+  for (int axis = 0; axis < model.mesh.rank(); ++axis) add({axis});
+  for (const auto& [name, axes] : model.mesh.groups()) add(model.mesh.FindAxes(axes));
   std::vector<VariableCuts> all;
   for (const auto& [kind, weights] : kinds)
-    for (const MeshAxes& axes : nests) AddCutsOf(weights, axes, cuts, &all);
+    for (const MeshAxes& axes : nests) AddCutsOf(model, options.asked.roles, weights, axes, cuts, &all);
   return all;
-}
-
-// The cuts with these weights, which are alike, cut in each other way along these mesh axes.
-void CutMoves::AddCutsOf(const std::vector<std::string>& weights, const MeshAxes& axes,
-                         const VariableCuts& cuts, std::vector<VariableCuts>* all) const {
-  const ModelVariable& like = model_.variables.at(weights[0]);
-  if (std::any_of(axes.begin(), axes.end(), [&](int a) { return like.node.fixed.count(1 + a) > 0; })) return;
-  std::vector<int> sizes = {1};
-  for (int a = 0; a < model_.mesh.rank(); ++a) sizes.push_back(model_.mesh.axis_size(a));
-  const VariableCut& is = cuts.at(weights[0]);
-  for (int a = -1; a < like.shape.rank(); ++a) {  // -1: whole
-    VariableCut cut = is;
-    FixedSbp nested = like.node.fixed;
-    for (int axis : axes) {
-      cut.fixed.erase(1 + axis);
-      cut.stored.erase(1 + axis);
-      if (a < 0) continue;
-      cut.fixed[1 + axis] = S(a);
-      const Role role = RoleOf(roles_, axis);
-      if (role == Role::kBatch || role == Role::kContext) cut.stored.insert(1 + axis);
-    }
-    nested.insert(cut.fixed.begin(), cut.fixed.end());
-    if (cut.fixed == is.fixed || (a >= 0 && NestedParts(nested, a, sizes) > like.shape[a])) continue;
-    all->push_back(cuts);
-    for (const std::string& weight : weights) all->back()[weight] = cut;
-  }
 }
 
 }  // namespace oneflow_like

@@ -21,19 +21,16 @@ class CutMoves {
   VariableCuts At(double price) const;
   // As annotations in code say that AutoCuts::kAll does not follow, other weights whole; nothing without any.
   std::optional<VariableCuts> Annotated() const;
-  // These cuts, but for one kind of weights: cut in another way along one axis of the mesh, or along all
-  // axes of a group.
-  std::vector<VariableCuts> Beside(const VariableCuts& cuts) const;
   const WeightSearch& search() const { return search_; }
 
  private:
-  void AddCutsOf(const std::vector<std::string>& weights, const MeshAxes& axes, const VariableCuts& cuts,
-                 std::vector<VariableCuts>* all) const;
-
   const ModelImpl& model_;
-  const Roles roles_;
-  const MeshAxes zero_axes_;
   const WeightSearch search_;
 };
+
+// These cuts, but for one kind of weights: cut in another way along one axis of the mesh, or along all axes
+// of a group. What annotations in code fix and ZeRO's axes stay.
+std::vector<VariableCuts> CutsBeside(const ModelImpl& model, const CompileOptions& options,
+                                     const VariableCuts& cuts);
 
 }  // namespace oneflow_like

@@ -30,7 +30,6 @@
 namespace oneflow_like {
 namespace {
 
-constexpr size_t kFewRegions = 2;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Question {
@@ -122,18 +121,12 @@ Setting Look(const Question& q, const VariableCuts& cuts) {
     setting.least = all;
     return setting;
   }
-  if (plans.regions().size() <= kFewRegions) {  // all ways are few
-    setting.least = plans.Within(q.budget.bytes);
-    if (fits(setting.least)) setting.hope = setting.least.seconds;
-    return setting;
-  }
+  std::vector<Verdict> alike;
   for (const Recompute mode : plans.modes()) {
     const WaitChoice some = plans.All(mode);
-    if (!fits(some)) continue;
-    const double part =
-        static_cast<double>(all.peak() - q.budget.bytes) / static_cast<double>(all.peak() - some.peak());
-    setting.hope = std::min(setting.hope, all.seconds + part * (some.seconds - all.seconds));
+    alike.push_back({some.seconds, some.peak()});
   }
+  setting.hope = HopeBetween(alike, q.budget.bytes);
   return setting;
 }
 
@@ -180,7 +173,10 @@ constexpr size_t kMostSettings = 64;
 
 // Beside the smallest setting a smaller one, and so on, until one fits: the price of a byte is of all bytes,
 // and the budget of those that are there at once. Where no change of one kind of weights helps, two may.
-void Descend(const CutMoves& moves, Settings* settings) {
+void Descend(const Question& q, Settings* settings) {
+  const auto beside_of = [&](const VariableCuts& cuts) {
+    return CutsBeside(q.asked.model(), q.options, cuts);
+  };
   const auto until_smaller = [&](const std::vector<VariableCuts>& all) {
     const int64_t before = settings->Smallest().least.peak();
     for (const VariableCuts& cuts : all) {
@@ -192,9 +188,9 @@ void Descend(const CutMoves& moves, Settings* settings) {
     return false;
   };
   while (!settings->MostHopeful(kNever) && settings->size() < kMostSettings) {
-    const std::vector<VariableCuts> beside = moves.Beside(settings->Smallest().cuts);
+    const std::vector<VariableCuts> beside = beside_of(settings->Smallest().cuts);
     bool smaller = until_smaller(beside);
-    for (size_t i = 0; i < beside.size() && !smaller; ++i) smaller = until_smaller(moves.Beside(beside[i]));
+    for (size_t i = 0; i < beside.size() && !smaller; ++i) smaller = until_smaller(beside_of(beside[i]));
     if (!smaller) return;
   }
 }
@@ -234,12 +230,12 @@ void SearchHopeful(const Question& q, Settings* settings, std::optional<Plan>* b
 }
 
 // As long as other cuts of one kind of weights are faster.
-void GoBeside(const Question& q, const CutMoves& moves, Settings* settings, std::optional<Plan>* best) {
+void GoBeside(const Question& q, Settings* settings, std::optional<Plan>* best) {
   constexpr double kNotable = 0.99;
   const size_t most = settings->size() + q.beside;
   while (settings->size() < most) {
     const double before = (*best)->waits.seconds;
-    for (const VariableCuts& cuts : moves.Beside((*best)->cuts))
+    for (const VariableCuts& cuts : CutsBeside(q.asked.model(), q.options, (*best)->cuts))
       if (settings->size() < most) settings->Of(cuts);
     SearchHopeful(q, settings, best);
     if ((*best)->waits.seconds > kNotable * before) return;
@@ -295,9 +291,9 @@ Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
     if (const auto annotated = moves->Annotated(); annotated && !q.large) settings.Of(*annotated);
     ClimbPrices(q, moves, &settings);
   }
-  if (!settings.MostHopeful(kNever)) Descend(*moves, &settings);
+  if (!settings.MostHopeful(kNever)) Descend(q, &settings);
   SearchHopeful(q, &settings, &best);
-  if (best && best->fits && !q.large && q.budget.bytes > 0) GoBeside(q, *moves, &settings, &best);
+  if (best && best->fits && !q.large && q.budget.bytes > 0) GoBeside(q, &settings, &best);
   *tried = static_cast<int>(settings.size());
   if (!best || !best->fits) return Within(q, settings.Smallest().cuts);
   if (const Setting* next = settings.Next(best->cuts)) best->beside = NextText(*best, settings.size(), *next);

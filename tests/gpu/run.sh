@@ -118,7 +118,7 @@ ours() {
 limit_of() {
   case $1 in
     out_of_memory | ceilings) echo 30 ;;
-    steps_* | model_dlrm | model_unet | model_caption | attention | grouped) echo 60 ;;
+    steps_* | model_dlrm | model_unet | model_caption | attention | grouped | norms) echo 60 ;;
     ranks | model_* | kernels_*) echo 90 ;;
     torch_*) echo 120 ;;
     racecheck | memcheck | calibrate) echo 150 ;;

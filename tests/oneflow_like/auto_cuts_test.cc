@@ -446,7 +446,7 @@ TEST(AutoCuts, StateLiesWithItsWeight) {
 
 // A cut over ranks of the batch or of a sequence is how a weight is stored; one over tensor-parallel ranks is
 // how it is used.
-TEST(CutMoves, AreOfWhatAxesAreFor) {
+TEST(CutsBeside, AreOfWhatAxesAreFor) {
   const auto loss_of = [](Model& model) {
     Tensor x = model.Input("x", {8, 16, 64}, DType::kFloat32, {{"dp", S(0)}, {"cp", S(1)}});
     Tensor y = tanh(matmul(x, model.scope().Weight("up", {64, 256}, Normal(.02))));
@@ -457,13 +457,9 @@ TEST(CutMoves, AreOfWhatAxesAreFor) {
   train.parallel = {.batch = "dp", .tensor = "tp", .context = "cp"};
   Model placed(mesh), open(mesh);
   const CompileOptions options = Train(loss_of(placed), Sgd{}, train).impl()->compiled.options;
-  GraphOfModel& source = open.impl()->graph;
-  const int loss = loss_of(open).id();
-  Graph graph = SessionGraph(source, {{"loss", loss}}, DivisionOf(source));
-  graph.KeepOnly({graph.AddTrain(loss, {}), graph.AddFetch("loss", loss)});
-  const CutMoves moves(*open.impl(), RunPasses("", kBeforeCuts, std::move(graph), options), options);
+  loss_of(open);
   std::set<int> entries;
-  for (const VariableCuts& cuts : moves.Beside({{"up", {}}, {"down", {}}}))
+  for (const VariableCuts& cuts : CutsBeside(*open.impl(), options, {{"up", {}}, {"down", {}}}))
     for (const auto& [weight, cut] : cuts)
       for (const auto& [entry, sbp] : cut.fixed) {
         entries.insert(entry);

@@ -12,7 +12,7 @@
 #include "examples/gpt_model.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/oneflow_like.h"
-#include "oneflow_like/planner/trial_pool.h"
+#include "oneflow_like/planner/neighbours.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
@@ -45,7 +45,7 @@ Machine DrawMachine(std::mt19937* random, int devices) {
 }
 
 // A residual MLP. Along dp its weights are whole; along tp nothing says how they are.
-BuildPlan BuildMlp(int64_t width, int64_t inner, const Machine& machine) {
+BuildPlan BuildMlp(int64_t width, int64_t inner, const Machine& machine, int64_t blocks = kBlocks) {
   return [=](const PlanCandidate& candidate) {
     ModelOptions options;
     TrainOptions train;
@@ -56,7 +56,7 @@ BuildPlan BuildMlp(int64_t width, int64_t inner, const Machine& machine) {
     model.impl()->machine = machine;  // which a topology file would say
     Tensor x = model.Input("x", {kBatch, kRows, width}, DType::kFloat32, {{"dp", S(0)}});
     const Annotation whole = {{"dp", B()}};
-    Tensor y = nn::layers(model.scope(), x, kBlocks, [&](Scope s, Tensor h, int64_t) {
+    Tensor y = nn::layers(model.scope(), x, blocks, [&](Scope s, Tensor h, int64_t) {
       Tensor up = s.Weight("up", {width, inner}, Normal(0.1), whole);
       Tensor down = s.Weight("down", {inner, width}, Normal(0.1), whole);
       return h + matmul(gelu(matmul(h, up)), down);
@@ -206,6 +206,54 @@ TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
   EXPECT_GT(of_waits, 0);
 }
 
+// Each plan beside a plan differs in one decision, and is taken as it is.
+TEST(JointSearch, PlansBesideAPlanDifferInOneDecision) {
+  std::mt19937 random(5);
+  Machine machine = DrawMachine(&random, 8);
+  machine.topology.links = {{.devices = 4, .latency = 1e-6, .bandwidth = 1e11},
+                            {.devices = 0, .latency = 1e-5, .bandwidth = 1e9}};
+  machine.shared.assign(2, false);
+  const BuildPlan build = BuildMlp(64, 256, machine, 4);
+  TrialPool pool(machine, build, 0);
+  for (const PlanCandidate& c : CandidatesOf({.devices = 8, .batch = kBatch}, 4))
+    pool.Add({PlanTrial{.plan = c, .seconds = 1}});
+  PlanCandidate plan;
+  plan.mesh = Mesh::Parse("cpu:dp=2,tp=2,pp=2");
+  plan.micro_batches = 2;
+  plan.open_cuts = true;
+  plan.memory = int64_t{1} << 40;
+  plan = PlanCandidate{build(plan).Plan().decisions};
+  const Session session = build(plan);
+  const Decisions& here = session.impl()->decisions;
+  const auto beside = [&](Neighbourhood neighbourhood) {
+    const std::vector<PlanCandidate> all = neighbourhood(plan, session, pool);
+    EXPECT_FALSE(all.empty());
+    for (const PlanCandidate& c : all) {
+      SCOPED_TRACE(ToText(SavedPlan{c, "", ""}));
+      const Session other = build(c);
+      const Decisions& there = other.impl()->decisions;
+      const bool flags = here.micro_batches != there.micro_batches || here.schedule != there.schedule ||
+                         here.virtual_stages != there.virtual_stages || here.zero != there.zero ||
+                         plan.sequence_parallel != c.sequence_parallel;
+      const bool order = !(here.mesh == there.mesh);
+      EXPECT_EQ(flags, neighbourhood == FlagOtherwise);
+      EXPECT_EQ(order, neighbourhood == OrderOtherwise);
+      if (!flags) EXPECT_EQ(here.stages != there.stages, neighbourhood == DivideOtherwise);
+      if (!order) EXPECT_EQ(here.cuts != there.cuts, neighbourhood == CutOtherwise);
+      int waits = 0;  // regions that wait otherwise
+      for (const auto& [region, mode] : there.waits) waits += mode != Recompute::kNone;
+      EXPECT_EQ(waits, neighbourhood == WaitOtherwise);
+      EXPECT_EQ(other.Plan().decisions, build(PlanCandidate{other.Plan().decisions}).Plan().decisions);
+    }
+    return all.size();
+  };
+  EXPECT_EQ(beside(WaitOtherwise), 8u);    // of four blocks, two other ways each
+  EXPECT_EQ(beside(CutOtherwise), 4u);     // of two kinds, along tp alone
+  EXPECT_EQ(beside(DivideOtherwise), 2u);  // three blocks of four in either stage
+  EXPECT_EQ(beside(OrderOtherwise), 5u);
+  beside(FlagOtherwise);
+}
+
 // Where no plan fits that computes again, one does of which parts wait on the host.
 TEST(JointSearch, WhereNothingElseFitsPartsWaitOnTheHost) {
   std::mt19937 random(9);
@@ -298,8 +346,14 @@ TEST(LongJointSearch, WhatIsOpenMakesNoPlanSlower) {
   ExpectNoSlowerPlan({.devices = 4, .batch = 4}, {0, 1, 3});
 }
 
-TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(100, 1); }
-TEST(LongJointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(101, 23); }
+TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) {
+  ExpectNearTheBestOfTheProduct(100, 1);
+  ExpectNearTheBestOfTheProduct(200, 1);
+}
+TEST(LongJointSearch, TheChoiceIsNearTheBestOfTheProduct) {
+  ExpectNearTheBestOfTheProduct(101, 23);
+  ExpectNearTheBestOfTheProduct(201, 23);
+}
 
 }  // namespace
 }  // namespace oneflow_like

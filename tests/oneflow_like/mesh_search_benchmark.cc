@@ -18,7 +18,7 @@
 #include "compiler/cost/kernel_cost.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/launcher.h"
-#include "oneflow_like/planner/plan_share.h"
+#include "oneflow_like/planner/trial_pool.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 #include "tests/processes.h"

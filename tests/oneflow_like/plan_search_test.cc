@@ -17,7 +17,7 @@
 #include "examples/gpt_model.h"
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/planner/plan_estimate.h"
-#include "oneflow_like/planner/plan_share.h"
+#include "oneflow_like/planner/trial_pool.h"
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/axis_orders.h"

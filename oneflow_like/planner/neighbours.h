@@ -1,0 +1,32 @@
+// Neighbourhoods of a plan: the plans that differ from it in one decision.
+#pragma once
+
+#include <vector>
+
+#include "oneflow_like/planner/trial_pool.h"
+
+namespace oneflow_like {
+
+// Each compiles from where its decision first counts: waits from the lowered graph on, cuts and blocks from
+// the placed one, flags from the user's code on. `session` is the plan's own; `pool` has the flags that the
+// space leaves open.
+using Neighbourhood = std::vector<PlanCandidate> (*)(const PlanCandidate& plan, const Session& session,
+                                                     const TrialPool& pool);
+
+// One region waits otherwise for its gradients, but not on the host.
+std::vector<PlanCandidate> WaitOtherwise(const PlanCandidate& plan, const Session& session,
+                                         const TrialPool& pool);
+// One kind of weights is cut otherwise; nothing where weights are as the model is annotated.
+std::vector<PlanCandidate> CutOtherwise(const PlanCandidate& plan, const Session& session,
+                                        const TrialPool& pool);
+// One block moves to the stage before or after it.
+std::vector<PlanCandidate> DivideOtherwise(const PlanCandidate& plan, const Session& session,
+                                           const TrialPool& pool);
+// The axes of the mesh come in another order, where links differ.
+std::vector<PlanCandidate> OrderOtherwise(const PlanCandidate& plan, const Session& session,
+                                          const TrialPool& pool);
+// One of the flags is another: micro-batches, schedule and virtual stages, ZeRO, or sequence parallelism.
+std::vector<PlanCandidate> FlagOtherwise(const PlanCandidate& plan, const Session& session,
+                                         const TrialPool& pool);
+
+}  // namespace oneflow_like
