@@ -50,7 +50,11 @@ TEST(CpuLevels, EachOfThisProcessorIsRight) {
     cases.ElementwiseShapes();
     cases.ReductionsAndShapes();
     cases.RowsOperators();
-    cases.Attention();
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      cases.Attention(dtype);
+      cases.CausalAttentionAtTheEdgesOfTiles(dtype);
+      cases.AttentionToGrowingKeys(dtype);
+    }
     cases.MaskedAttention();
     cases.UpdatesInPlaceAndApart();
     SparseCases(&cases).Order();
