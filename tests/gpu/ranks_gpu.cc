@@ -111,26 +111,30 @@ class Rank {
     std::vector<int> everyone, halves[2];
     for (int r = 0; r < ranks_; ++r) everyone.push_back(r), halves[r % 2].push_back(r);
     const GroupSpec all = SpecOf("all", everyone);
-    std::vector<std::unique_ptr<GroupMember>> whole = Connect(all, rank_);
-    CheckAll(whole[0].get(), everyone, 0);
+    whole_ = Connect(all);
+    CheckAll(whole_.get(), everyone, 0);
     // Those of even numbers and those of odd ones: a group splits once for each.
-    std::unique_ptr<GroupMember> half;
     for (const std::vector<int>& ranks : halves) {
       auto split =
-          TestedBackend()->Split(all, {{rank_, whole[0].get()}}, SpecOf(Cat("half from ", ranks[0]), ranks));
+          TestedBackend()->Split(all, {{rank_, whole_.get()}}, SpecOf(Cat("half from ", ranks[0]), ranks));
       if (!split.has_value()) Fail("the library splits no groups");
-      for (auto& [me, end] : *split) half = std::move(end);
+      for (auto& [me, end] : *split) half_ = std::move(end);
     }
-    CheckAll(half.get(), halves[rank_ % 2], 0);
-    CheckBoth(whole[0].get(), everyone, half.get(), halves[rank_ % 2]);
-    half->BeginLeaving();
+    CheckAll(half_.get(), halves[rank_ % 2], 0);
+    CheckBoth(whole_.get(), everyone, half_.get(), halves[rank_ % 2]);
+    half_->BeginLeaving();
     place_.Meet("halves leave");
-    half.reset();
-    CheckAll(whole[0].get(), everyone, 1);
+    half_.reset();
+    CheckAll(whole_.get(), everyone, 1);
     CheckAbort(everyone);
-    CheckAll(whole[0].get(), everyone, 0);  // other groups of the device, and its streams, go on
-    whole[0]->BeginLeaving();
+    CheckAll(whole_.get(), everyone, 0);  // other groups of the device, and its streams, go on
+    whole_->BeginLeaving();
     place_.Meet("all leave");
+  }
+  // After a failure: nobody waits for the others.
+  void GiveUp() {
+    for (GroupMember* end : {whole_.get(), half_.get(), doomed_.get()})
+      if (end != nullptr) end->Abort();
   }
 
  private:
@@ -147,9 +151,10 @@ class Rank {
     return spec;
   }
 
-  std::vector<std::unique_ptr<GroupMember>> Connect(const GroupSpec& group, int me) {
-    if (me == 0) place_.Put("id of " + group.name, TestedBackend()->MakeGroupId());
-    return TestedBackend()->Connect(place_.Get("id of " + group.name), group, {me}, {device_.get()});
+  std::unique_ptr<GroupMember> Connect(const GroupSpec& group) {
+    if (rank_ == 0) place_.Put("id of " + group.name, TestedBackend()->MakeGroupId());
+    auto ends = TestedBackend()->Connect(place_.Get("id of " + group.name), group, {rank_}, {device_.get()});
+    return std::move(ends.at(0));
   }
 
   void CheckAll(GroupMember* end, const std::vector<int>& ranks, int stream) {
@@ -182,14 +187,14 @@ class Rank {
   // Rank 0 does not come to a sum that the others wait in. All give up: the streams end, and say why. It does
   // come to a first one, in which the members connect: that is waited for when it is enqueued.
   void CheckAbort(const std::vector<int>& everyone) {
-    std::vector<std::unique_ptr<GroupMember>> ends = Connect(SpecOf("doomed", everyone), rank_);
-    Work work(this, ends[0].get(), everyone, DType::kFloat32, 1000, 0);
+    doomed_ = Connect(SpecOf("doomed", everyone));
+    Work work(this, doomed_.get(), everyone, DType::kFloat32, 1000, 0);
     work.Begin("all_reduce");
     work.Check();
     place_.Meet("all are connected");
     if (rank_ != 0) work.Begin("all_reduce");
     place_.Meet("the others wait");
-    ends[0]->Abort();
+    doomed_->Abort();
     const std::string said = WaitFor(lanes_[0].stream.get()).message();
     if (rank_ != 0 && said.find("was aborted") == std::string::npos) Fail("an aborted sum says '", said, "'");
     Require(WaitFor(lanes_[0].stream.get()), "the stream after an aborted sum");
@@ -273,15 +278,19 @@ class Rank {
   const Place place_;
   std::unique_ptr<Device> device_;
   Lane lanes_[2];
+  std::unique_ptr<GroupMember> whole_, half_, doomed_;  // they end before their device
 };
 
 // Empty: all was well.
 std::string RunRank(int rank, int ranks, const std::string& folder) {
+  std::unique_ptr<Rank> one;
   try {
-    Rank(rank, ranks, folder).Run();
+    one = std::make_unique<Rank>(rank, ranks, folder);
+    one->Run();
     return "";
   } catch (const Error& error) {
     Place(folder, rank, ranks).Put("failed", "");
+    if (one) one->GiveUp();
     return error.what();
   }
 }
