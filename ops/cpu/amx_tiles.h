@@ -4,7 +4,7 @@
 //
 // A kernel makes one object for each part of a parallel loop, on the thread that runs it:
 //
-//   Tiles tiles(shapes);               // ldtilecfg: all tiles are 0
+//   T tiles(shapes);                   // ldtilecfg: all tiles are 0
 //   tiles.Load<4>(a, row_bytes);       // 16 rows of 32 bf16
 //   tiles.Load<6>(b, row_bytes);       // 16 rows of 16 pairs: [k / 2][n][2], as PairRows writes them
 //   tiles.AddProduct<0, 4, 6>();       // tile 0, 16 rows of 16 floats
@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "ops/cpu/levels.h"
+#include "ops/cpu/narrow_tile.h"
 
 namespace oneflow_like::cpu {
 
@@ -146,7 +147,7 @@ class PlainTiles {
 
 // Clang's names before version 16 come second.
 #if (defined(__AMX_TILE__) && defined(__AMX_BF16__)) || (defined(__AMXTILE__) && defined(__AMXBF16__))
-#define OFL_AMX_TILES 1
+#define OFL_AMX_INSTRUCTIONS 1
 
 // Instructions are written out: GCC's own functions for loads do not say that they read memory.
 class AmxTiles {
@@ -174,9 +175,12 @@ class AmxTiles {
   }
 };
 
-using Tiles = AmxTiles;
-#else
-using Tiles = PlainTiles;
+#endif
+
+// Kernels on tiles prepare their operands by AVX-512's instructions for bf16. A build for this machine alone
+// may lack them beside AMX: in a virtual machine that hides them.
+#if defined(OFL_AMX_INSTRUCTIONS) && defined(OFL_NARROW_TILES)
+#define OFL_AMX_TILES 1
 #endif
 
 // Whether kernels are to use tiles: those of the level with AMX do, those of a build for this machine alone

@@ -1,4 +1,4 @@
-// What a compiler is told about the loop that follows, in its own words, and loops written out by it.
+// Pragmas for the loop that follows, in each compiler's words, and loops that are unrolled in full.
 #pragma once
 
 #include <type_traits>

@@ -58,8 +58,8 @@ void MatrixProduct::Run(const void* a, const void* b, void* y, int threads, void
     if (HasTiles() && WorthTiles(*this)) {
       const TileLeft left(layout, a);
       return WithResult<BFloat16>(*this, y, [&](const ProductResult& to) {
-        RunPanels({layout.m, layout.n, (layout.k + 1) / 2, 0, &left, &right, &to, InPlace(layout, result),
-                   add, true, true, left.packs()},
+        RunPanels({layout.m, layout.n, (layout.k + 1) / 2, 0, nullptr, &right, &to, InPlace(layout, result),
+                   add, true, &left},
                   threads, scratch, room);
       });
     }

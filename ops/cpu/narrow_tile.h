@@ -3,7 +3,7 @@
 // [depth / 2][columns][2]. Sums are fp32.
 #pragma once
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512F__)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define OFL_NARROW_TILES 1
 
 // GCC 12 warns about a value that its own header leaves undefined on purpose.
@@ -147,8 +147,7 @@ void PairLanes(const BFloat16* from, int64_t row, int64_t count, int64_t width, 
         block[j] = _mm512_maskz_loadu_epi32(mask, from + (i + j) * row + 2 * k);
       }
       Transpose(block);
-      for (int64_t j = 0; j < 16; ++j)
-        _mm512_storeu_si512(to + (k + j) * kLanes + i, block[j]);
+      for (int64_t j = 0; j < 16; ++j) _mm512_storeu_si512(to + (k + j) * kLanes + i, block[j]);
     }
   }
 }

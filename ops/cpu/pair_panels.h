@@ -75,21 +75,20 @@ class PairLeft : public LeftPanels {
   PairedDepth depth_;
 };
 
-// For tiles (tile_product.h): where they lie, rows of dense pairs, or packed as tiles, one behind the other
-// along k and zeros up to whole ones. `column` is the distance of tiles along k.
-class TileLeft : public LeftPanels {
+// Rows of dense pairs where they lie, or packed as tiles, one behind the other along k.
+class TileLeft : public TiledLeft {
  public:
   TileLeft(const ProductLayout& l, const void* a)
       : a_(static_cast<const BFloat16*>(a)), row_(l.a_row), depth_{l.k, l.a_column}, packs_(Packs(l)) {}
 
-  // Whether no block is read where it lies.
-  bool packs() const { return packs_; }
+  bool packs() const override { return packs_; }
 
-  PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
+  LeftTiles Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
     const BFloat16* from = a_ + m * row_;
     const int64_t elements = depth_.Elements(k, depth), pairs = (depth + 15) / 16 * 16;
+    const int64_t row_bytes = row_ * static_cast<int64_t>(sizeof(BFloat16));
     if (!packs_ && rows % 16 == 0 && elements == 2 * pairs)
-      return {reinterpret_cast<const float*>(from + 2 * k), row_ / 2, 16};
+      return {reinterpret_cast<const char*>(from + 2 * k), row_bytes, 64, 16 * row_bytes};
     uint32_t* to = reinterpret_cast<uint32_t*>(room);
     for (int64_t j = 0; j < pairs; j += 16) {  // the same lines of a matrix by columns for all rows
       for (int64_t i = 0; i < rows; i += 16) {
@@ -98,7 +97,7 @@ class TileLeft : public LeftPanels {
         PackTile(from + i * row_, k + j, height, width, to + i * pairs + 16 * j);
       }
     }
-    return {room, 16, 256};
+    return {reinterpret_cast<const char*>(room), 64, 1024, 64 * pairs};
   }
 
  private:

@@ -188,7 +188,7 @@ int PanelParts(int64_t m, int64_t n, int64_t k, int threads) {
 
 void RunPanels(const PanelProduct& p, int threads, void* scratch, int64_t bytes) {
 #if defined(OFL_AMX_TILES)
-  if (p.tiles) return RunTiles<Tiles>(p, threads, scratch, bytes);
+  if (p.tiles) return RunTiles<AmxTiles>(p, threads, scratch, bytes);
 #endif
   const PanelSizes sizes = FitSizes(p.m, p.n, p.k, p.in_place, bytes);
   const auto [rows, columns] = GridOf(p.m, p.n, p.pairs ? 2 * p.k : p.k, kTileRows, kStripe, threads);

@@ -28,6 +28,23 @@ class LeftPanels {
   virtual PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const = 0;
 };
 
+// Tiles of 16 rows by 16 pairs. Distances in bytes: of rows, of tiles along k, and of tiles along m.
+struct LeftTiles {
+  const char* data;
+  int64_t row, step, below;
+};
+
+// The left operand of a product on AMX's tiles (tile_product.h), [m k] of pairs.
+class TiledLeft {
+ public:
+  virtual ~TiledLeft() = default;
+  // Whether every block is brought into scratch.
+  virtual bool packs() const = 0;
+  // Rows [m, m + rows) of pairs [k, k + depth): where they lie, if they fill whole tiles, or in `room`, with
+  // zeros up to whole tiles. The room has rows * depth floats, both taken up to multiples of 16.
+  virtual LeftTiles Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const = 0;
+};
+
 // The right operand, [k n].
 class RightPanels {
  public:
@@ -51,22 +68,21 @@ class ProductResult {
 
 struct PanelProduct {
   int64_t m = 0, n = 0, k = 0;
-  int64_t run = 0;  // no block has columns (of the left) from two of these; 0: k
-  const LeftPanels* left = nullptr;
+  int64_t run = 0;                   // no block has columns (of the left) from two of these; 0: k
+  const LeftPanels* left = nullptr;  // nullptr with `tiles`
   const RightPanels* right = nullptr;
   const ProductResult* result = nullptr;
-  bool in_place = false;    // the result has Row
-  bool add = false;         // in place to what is there; Store does it otherwise
-  bool pairs = false;       // of bf16: k counts pairs
-  bool tiles = false;       // of pairs, on AMX's tiles (tile_product.h)
-  bool packs_left = false;  // for tiles: the left operand's blocks are always brought into scratch
+  bool in_place = false;             // the result has Row
+  bool add = false;                  // in place to what is there; Store does it otherwise
+  bool pairs = false;                // of bf16: k counts pairs
+  const TiledLeft* tiles = nullptr;  // of pairs, on AMX's tiles: the left operand
 };
 
 // Bytes of scratch for each thread with which RunPanels is fastest. It does with less: blocks are then
 // smaller, down to kLeastPanelBytes.
 int64_t PanelBytes(int64_t m, int64_t n, int64_t k, bool in_place);
 inline constexpr int64_t kLeastPanelBytes = 16 << 10;
-// In how many parts at most, of so many threads, a product is worth being cut.
+// The number of parts, at most `threads`, into which a product is worth being cut.
 int PanelParts(int64_t m, int64_t n, int64_t k, int threads);
 
 // On at most `threads` threads, each with `bytes` of the scratch, 64-byte aligned. REQUIRES: k > 0, bytes >=

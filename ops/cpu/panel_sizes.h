@@ -28,7 +28,7 @@ inline PanelSizes SizesFor(int64_t m, int64_t n, int64_t k, bool in_place) {
   return s;
 }
 
-// Sizes that fit so many bytes.
+// Sizes that fit `bytes` of scratch.
 inline PanelSizes FitSizes(int64_t m, int64_t n, int64_t k, bool in_place, int64_t bytes) {
   PanelSizes s = SizesFor(m, n, k, in_place);
   const auto halve = [](int64_t* size, int64_t least) {
@@ -55,8 +55,8 @@ struct PanelRange {
   int64_t size() const { return end - begin; }
 };
 
-// In how many parts rows and columns are cut for so many threads, where they are multiplied in units: what a
-// thread multiplies, and reads for it.
+// The numbers of parts, for at most `threads` threads, into which rows and columns are cut, in whole units:
+// those with which a thread has least to multiply and to read.
 inline std::pair<int, int> GridOf(int64_t m, int64_t n, int64_t k, int64_t unit_m, int64_t unit_n,
                                   int threads) {
   const double volume = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);

@@ -3,9 +3,11 @@
 //
 // A block of the left operand needs no copy where a row's elements along k are dense; other left operands are
 // packed as tiles, and right ones as stripes, [pair][32 columns]. Of blocks along k of 512, 32 rows of the
-// left (32 KB) stay in the first-level cache while the right operand's columns come by from the second, 2 KB
-// for each 64 cycles of products; or the other way round, where the left one is packed and has fewer rows
-// than the right one columns, so that each is packed once.
+// left (32 KB) stay in the first-level cache while up to 512 columns of the right operand come by from the
+// second, 2 KB for each 64 cycles of products. Where the left one is packed and has fewer rows than the right
+// one columns, it is the other way round. The operand in the second-level cache is packed once, the other one
+// again for each 512 of its columns or rows. Where sums over several blocks along k are in scratch, the result
+// is cut into blocks of 512 by 512, and both operands are packed for each.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +23,7 @@ namespace oneflow_like::cpu {
 
 inline constexpr int64_t kTileBlock = 32, kStepPairs = 16;  // of rows and columns; along k
 
-// Where tiles of the left operand lie: distances in bytes, of rows, of tiles along k and of tiles along m.
-struct LeftTiles {
-  const char* data;
-  int64_t row, step, below;
-};
-
-// c[16 R rows][16 C columns] (+)= a b over so many steps. Distances of rows in bytes.
+// c[16 R rows][16 C columns] (+)= a b over `steps` steps along k. Distances of rows in bytes.
 template <int R, int C, typename T>
 [[gnu::noinline]] void TileBlock(T& tiles, int64_t steps, const LeftTiles& left, const char* b, int64_t b_row,
                                  char* c, int64_t c_row, bool add) {
@@ -78,7 +74,7 @@ class TilePart {
 
   void Run(PanelRange rows, PanelRange columns) {
     // Whether the left operand is the one that is kept for all of the other, in the room of the right one.
-    const bool keeps_left = p_.packs_left && rows.size() < columns.size();
+    const bool keeps_left = p_.tiles->packs() && rows.size() < columns.size();
     const bool sums = !p_.in_place && p_.k > sizes_.depth;
     const int64_t kept = UpTo32(sizes_.columns);
     int64_t most_rows = keeps_left ? kept : rows.size(), most_columns = keeps_left ? columns.size() : kept;
@@ -99,13 +95,13 @@ class TilePart {
     for (int64_t k = 0; k < p_.k; k += sizes_.depth) {
       const int64_t depth = std::min(sizes_.depth, p_.k - k);
       const auto read_left = [&](PanelRange part, float* room) {
-        return p_.left->Read(part.begin, part.size(), k, depth, room);
+        return p_.tiles->Read(part.begin, part.size(), k, depth, room);
       };
       const auto cut = [&](PanelRange all, auto&& run) {
         for (int64_t i = all.begin; i < all.end; i += slice) run(PanelRange{i, std::min(all.end, i + slice)});
       };
       if (keeps_left) {
-        const PanelBlock a = read_left(rows, right_);
+        const LeftTiles a = read_left(rows, right_);
         cut(columns, [&](PanelRange part) {
           ReadRight(k, depth, part, left_);
           for (int64_t n = part.begin; n < part.end; n += kTileBlock)
@@ -115,7 +111,7 @@ class TilePart {
       } else {
         ReadRight(k, depth, columns, right_);
         cut(rows, [&](PanelRange part) {
-          const PanelBlock a = read_left(part, left_);
+          const LeftTiles a = read_left(part, left_);
           for (int64_t m = part.begin; m < part.end; m += kTileBlock)
             for (int64_t n = columns.begin; n < columns.end; n += kTileBlock)
               Multiply(rows, columns, m, n, k, depth, a, m - part.begin, right_, n - columns.begin);
@@ -135,7 +131,7 @@ class TilePart {
 
   // The block at row m and column n, of those that are summed up together.
   void Multiply(PanelRange rows, PanelRange columns, int64_t m, int64_t n, int64_t k, int64_t depth,
-                const PanelBlock& a, int64_t a_at, const float* b, int64_t b_at) {
+                const LeftTiles& a, int64_t a_at, const float* b, int64_t b_at) {
     const int64_t height = std::min(kTileBlock, rows.end - m), width = std::min(kTileBlock, columns.end - n);
     const bool two_rows = height > 16, two_columns = width > 16, last = k + depth == p_.k;
     const bool stores = !p_.in_place && last;  // the sums are then complete
@@ -159,10 +155,8 @@ class TilePart {
     }
     const auto run = two_rows ? (two_columns ? TileBlock<2, 2, T> : TileBlock<2, 1, T>)
                               : (two_columns ? TileBlock<1, 2, T> : TileBlock<1, 1, T>);
-    // As TileLeft has them.
-    const int64_t pitch = UpTo16(depth), row = a.column == kStepPairs ? a.row : pitch;
-    const LeftTiles left = {reinterpret_cast<const char*>(a.data + a_at * row), 4 * a.row, 4 * a.column,
-                            4 * 16 * row};
+    const LeftTiles left = {a.data + a_at / 16 * a.below, a.row, a.step, a.below};
+    const int64_t pitch = UpTo16(depth);
     run(tiles_, pitch / kStepPairs, left, reinterpret_cast<const char*>(b + b_at * pitch), 4 * kTileBlock,
         reinterpret_cast<char*>(c), 4 * c_row, add);
     if (stores) return p_.result->Store(m, height, n, width, block, kTileBlock);
@@ -179,8 +173,7 @@ class TilePart {
   T& tiles_;
 };
 
-// RunPanels on tiles. REQUIRES: a product of pairs, the left operand's blocks as TileLeft reads them, at
-// least 16 pairs.
+// RunPanels on tiles. REQUIRES: p.tiles, at least 16 pairs along k.
 template <typename T>
 void RunTiles(const PanelProduct& p, int threads, void* scratch, int64_t bytes) {
   PanelSizes sizes = FitSizes(p.m, p.n, UpTo16(p.k), p.in_place, bytes);

@@ -91,7 +91,7 @@ TEST(AmxTilesDeath, ShapesThatDoNotAgree) {
   EXPECT_DEATH(PlainTiles(TileShapes()).Zero<0>(), "without a shape");
 }
 
-#if defined(OFL_AMX_TILES)
+#if defined(OFL_AMX_INSTRUCTIONS)
 
 TEST(AmxTiles, InstructionsDoTheSame) {
   std::unique_ptr<TileEmulator> emulator;

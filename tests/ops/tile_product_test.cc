@@ -45,15 +45,16 @@ std::string Name(const Case& c) {
              c.packs_left ? " packed" : "", c.bytes ? " in little scratch" : "");
 }
 
-class Left : public LeftPanels {
+class Left : public TiledLeft {
  public:
   Left(const Case& c, const std::vector<float>& a) : c_(c), pairs_(c.m * c.k) {
     for (int64_t i = 0; i < c.m * c.k; ++i) pairs_[i] = PairOf(a[2 * i], a[2 * i + 1]);
   }
-  PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
+  bool packs() const override { return c_.packs_left; }
+  LeftTiles Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
     EXPECT_TRUE(m >= 0 && rows > 0 && m + rows <= c_.m && k >= 0 && depth > 0 && k + depth <= c_.k);
     if (!c_.packs_left && rows % 16 == 0 && depth % 16 == 0)
-      return {reinterpret_cast<const float*>(&pairs_[m * c_.k + k]), c_.k, 16};
+      return {reinterpret_cast<const char*>(&pairs_[m * c_.k + k]), 4 * c_.k, 64, 64 * c_.k};
     const int64_t pitch = UpTo16(depth);
     for (int64_t i = 0; i < UpTo16(rows); ++i)
       for (int64_t j = 0; j < pitch; ++j) {
@@ -61,7 +62,7 @@ class Left : public LeftPanels {
         float* to = room + i / 16 * 16 * pitch + j / 16 * 256 + i % 16 * 16 + j % 16;
         std::memcpy(to, &pair, sizeof pair);
       }
-    return {room, 16, 256};
+    return {reinterpret_cast<const char*>(room), 64, 1024, 64 * pitch};
   }
 
  private:
@@ -123,8 +124,8 @@ std::vector<float> Multiplied(const Case& c, const std::vector<float>& a, const 
   constexpr int64_t kBehind = 16;
   std::vector<float> scratch(threads * bytes / 4 + kBehind + 16, std::nanf(""));
   char* at = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
-  RunTiles<T>({c.m, c.n, c.k, 0, &left, &right, &result, c.in_place, c.add, true, true, c.packs_left},
-              threads, at, bytes);
+  RunTiles<T>({c.m, c.n, c.k, 0, nullptr, &right, &result, c.in_place, c.add, true, &left}, threads, at,
+              bytes);
   const float* behind = reinterpret_cast<const float*>(at + threads * bytes);
   for (int64_t i = 0; i < kBehind; ++i) EXPECT_TRUE(std::isnan(behind[i])) << "written behind the scratch";
   return y;
@@ -184,7 +185,7 @@ TEST(TileProduct, ThreadsAndScratchChangeNoBit) {
   }
 }
 
-#if defined(OFL_AMX_TILES)
+#if defined(OFL_AMX_INSTRUCTIONS)
 
 TEST(TileProduct, InstructionsGiveTheSameBits) {
   const Emulated emulated;
