@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/cpu/levels.h"
@@ -35,6 +36,24 @@ void ForEachLevel(F&& test) {
   }
 }
 
+// A kernel that notes its operator in `on_tiles` if it multiplied emulated tiles.
+class NotesTiles : public Kernel {
+ public:
+  NotesTiles(std::string name, std::unique_ptr<Kernel> kernel, std::set<std::string>* on_tiles)
+      : name_(std::move(name)), kernel_(std::move(kernel)), on_tiles_(*on_tiles) {}
+  Status Run(const KernelContext& context) override {
+    const int64_t before = TileEmulator::products();
+    Status status = kernel_->Run(context);
+    if (TileEmulator::products() > before) on_tiles_.insert(name_);
+    return status;
+  }
+
+ private:
+  const std::string name_;
+  const std::unique_ptr<Kernel> kernel_;
+  std::set<std::string>& on_tiles_;
+};
+
 TEST(CpuLevels, EachOfThisProcessorIsRight) {
   int levels = 0;
   ForEachLevel([&](const CpuLevel& level) {
@@ -43,8 +62,12 @@ TEST(CpuLevels, EachOfThisProcessorIsRight) {
     KernelRegistry registry;
     AddReferenceKernels(BuiltinCatalog(), &registry);
     level.add(&registry);
+    std::set<std::string> on_tiles;
     KernelCases cases({[&](const std::string& name) { return registry.Has(name, "cpu"); },
-                       [&](const KernelSpec& spec) { return MakeWithScratch(registry, spec); }});
+                       [&](const KernelSpec& spec) {
+                         return std::make_unique<NotesTiles>(spec.name, MakeWithScratch(registry, spec),
+                                                             &on_tiles);
+                       }});
     cases.TableSamples();
     cases.Products();
     cases.ElementwiseShapes();
@@ -59,6 +82,10 @@ TEST(CpuLevels, EachOfThisProcessorIsRight) {
     cases.UpdatesInPlaceAndApart();
     SparseCases(&cases).Order();
     VisionCases(&cases);
+    std::set<std::string> expected;
+    if (level.name.ends_with("AMX") && !level.supported)
+      expected = {"matmul", "einsum", "attention", "attention_grad"};
+    EXPECT_EQ(on_tiles, expected);
   });
   EXPECT_GE(levels, 1);
 }
