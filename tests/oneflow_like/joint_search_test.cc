@@ -1,5 +1,5 @@
 // The search for a plan with mesh, cuts of weights and recomputation open at once, beside all of them.
-// ctest: seconds=18 long=190
+// ctest: seconds=26 long=400
 #include <gtest/gtest.h>
 
 #include <algorithm>
