@@ -290,6 +290,8 @@ class DeviceCollectives final : public Collectives {
         if (place.hardware == "-") place.hardware.clear();
         place.process = static_cast<int>(process);
         places_[rank] = place;
+        ++ranks_of_process_[place.process];
+        share_devices_ = share_devices_ && place.library == RankPlace::kSharedDevices;
       }
     }
   }
@@ -353,22 +355,20 @@ class DeviceCollectives final : public Collectives {
     return options_.exchange ? options_.exchange(what, mine) : std::vector<std::string>{mine};
   }
 
-  // Whether the group can be the library's: every member on a device that is no other's, or
-  // no other's of its process if that is enough for the libraries of all members.
+  // Whether the group can be the library's: every member has a device of its own, or a process of its own if
+  // that is enough for the libraries of the job. Several ranks of a process would be several threads that
+  // launch onto a device which other processes share, in an order that nobody keeps.
   bool OwnDevices(const std::vector<int>& ranks) const {
     std::set<std::string> devices;
-    std::set<std::pair<std::string, int>> devices_of_processes;
-    int least = RankPlace::kSharedDevices;
+    bool shared = share_devices_;
     for (int rank : ranks) {
       auto place = places_.find(rank);
       if (place == places_.end() || place->second.hardware.empty()) return false;
+      if (place->second.library == RankPlace::kNone) return false;
       devices.insert(place->second.hardware);
-      devices_of_processes.insert({place->second.hardware, place->second.process});
-      least = std::min(least, place->second.library);
+      shared = shared && ranks_of_process_.at(place->second.process) == 1;
     }
-    const size_t different =
-        least == RankPlace::kSharedDevices ? devices_of_processes.size() : devices.size();
-    return least != RankPlace::kNone && different == ranks.size();
+    return shared || devices.size() == ranks.size();
   }
 
   bool InReach(const std::vector<int>& ranks) const {
@@ -508,6 +508,8 @@ class DeviceCollectives final : public Collectives {
   const DeviceCollectivesOptions options_;
   std::map<int, Device*> devices_;   // hosted here, by rank
   std::map<int, RankPlace> places_;  // of the job, by rank
+  std::map<int, int> ranks_of_process_;
+  bool share_devices_ = true;  // the libraries of all processes let them
   std::shared_ptr<std::mutex> enqueuing_ = std::make_shared<std::mutex>();
   std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<EventGroup>> event_groups_;
   std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<LibraryGroup>> library_groups_;

@@ -2,8 +2,8 @@
 //   events   all in this process and in reach of one another (virtual devices, cards with peer access): each
 //            member's stream moves its own regions between the others' pieces; streams wait for each other's
 //            events
-//   library  each on a device of its own (or each of a process of its own, if Backend::GroupsShareDevices):
-//            the vendor's library (NCCL)
+//   library  each on a device of its own: the vendor's library (NCCL). Or several on one device, if each of
+//            their processes has one rank and Backend::GroupsShareDevices holds in all processes of the job
 //   staged   anything else (members on the host, several processes sharing a card): through memory of the
 //            host and the collectives of threads or processes
 // All members of a group make the same choice, from what all processes report about their ranks.

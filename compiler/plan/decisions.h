@@ -34,7 +34,7 @@ struct Decisions {
   int virtual_stages = 1;
   int zero = 0;                            // stage of ZeRO; 0: none
   std::string zero_axis = "dp";            // that it cuts variables over, or several (Mesh::FindAxes)
-  int64_t zero_small = 4096;               // ZeRO leaves variables of at most so many elements as they are
+  int64_t zero_small = 4096;               // most elements of a variable that ZeRO leaves whole
   Recompute recompute = Recompute::kNone;  // of regions that `waits` leaves out
   Offload offload = {};                    // what waits in the memory of the host
   bool sequence_parallel = false;          // between products, sequences are cut over tp

@@ -17,8 +17,8 @@ struct WaitChoice {
   Waits waits;
   double seconds = 0;              // estimated, of a step
   std::map<int, int64_t> bytes{};  // by rank: of all, or of a large mesh of the first of each stage
-  size_t compared = 0;             // plans, of which this one was chosen
-  Waits next{};                    // of the fastest slower one that fits; empty: none
+  size_t compared = 0;             // number of plans from which it was chosen
+  Waits next{};                    // waits of the fastest of the slower plans that fit; empty: none
   double next_seconds = 0;
 
   int64_t peak() const;

@@ -112,7 +112,7 @@ class Backend {
   virtual void AddKernels(KernelRegistry* registry) const = 0;
   // Whether the vendor's library for groups is available.
   virtual bool HasGroups() const = 0;
-  // Whether ranks of one group may be on one device if each is hosted by a process of its own. False for NCCL
+  // Whether ranks of one group may be on one device if each is the only rank of its process. False for NCCL
   // unless it is 2.30 or newer and the environment has its NCCL_MULTI_RANK_GPU_ENABLE=1.
   virtual bool GroupsShareDevices() const { return false; }
   // MakeGroupId: one member of a group creates an identifier and sends it to all. Connect: creates the ends

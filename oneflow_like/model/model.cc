@@ -125,6 +125,7 @@ void ModelImpl::Load() {
     }
     backend->AddKernels(&registry);
   }
+  groups_share_devices = GroupsShareDevices(*this);
   Job* job = options.job.get();
   std::vector<int> ranks;
   std::vector<std::unique_ptr<Device>> devices;

@@ -185,6 +185,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   KernelRegistry registry;
   int kernel_threads = 1;      // that any process of the job gives a kernel: plans have scratch for so many
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded
+  bool groups_share_devices = false;  // placement.h's GroupsShareDevices, once loaded
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<TraceFile> trace;            // when asked for

@@ -1,5 +1,7 @@
 #include "oneflow_like/model/placement.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -46,21 +48,19 @@ int RanksBeside(const ModelImpl& model, int rank) {
   return count;
 }
 
-// As device_collectives.h chooses when it has seen the devices, which reach each other here.
+// As device_collectives.h chooses when it has seen the devices, which reach each other here. Before they are
+// opened (ModelImpl::Load), processes that share one are taken to be staged.
 GroupWay WayOf(const ModelImpl& model, const plan::Collective& collective) {
   std::set<std::string> hardware;
   std::set<int> processes;
-  std::set<std::pair<std::string, int>> both;
   for (int rank : collective.rank()) {
-    const int process = rank / RanksOfProcess(model);
     hardware.insert(HardwareOf(model, rank));
-    processes.insert(process);
-    both.insert({HardwareOf(model, rank), process});
+    processes.insert(rank / RanksOfProcess(model));
   }
   if (hardware.count("") != 0) return GroupWay::kStaged;
-  const bool shared = model.backend != nullptr && model.backend->GroupsShareDevices();
-  const bool own = static_cast<int>(shared ? both.size() : hardware.size()) == collective.rank_size();
-  if (own && !ChooseLibraryWork(collective).empty()) return GroupWay::kLibrary;
+  const bool own = static_cast<int>(hardware.size()) == collective.rank_size();
+  if ((own || model.groups_share_devices) && !ChooseLibraryWork(collective).empty())
+    return GroupWay::kLibrary;
   return processes.size() == 1 ? GroupWay::kEvents : GroupWay::kStaged;
 }
 
@@ -125,6 +125,24 @@ bool SharesDevices(const ModelImpl& model) {
   mine.erase("");
   return std::any_of(mine.begin(), mine.end(),
                      [&](const std::string& device) { return others.count(device) != 0; });
+}
+
+bool GroupsShareDevices(const ModelImpl& model) {
+  Job* job = model.options.job.get();
+  if (!job || model.backend == nullptr) return false;
+  const bool here = model.backend->GroupsShareDevices();
+  const std::vector<std::string> all = job->AllGather("whether groups share devices", here ? "yes" : "no");
+  const auto lacks = std::find(all.begin(), all.end(), "no");
+  const int hosted = RanksOfProcess(model);
+  if (lacks == all.end() && hosted == 1) return true;
+  if (here && SharesDevices(model)) {
+    const std::string why =
+        hosted > 1 ? Cat("each process has ", hosted, " ranks, and NCCL needs a process for each")
+                   : Cat("process ", lacks - all.begin(),
+                         " has no NCCL of 2.30 or newer with NCCL_MULTI_RANK_GPU_ENABLE=1, as this one has");
+    LOG(WARNING) << "processes that share a GPU communicate through the host: " << why;
+  }
+  return false;
 }
 
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) {

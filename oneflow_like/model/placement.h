@@ -27,6 +27,9 @@ int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given);
 
 // Whether ranks of another process of the job are on a device of this process's ranks.
 bool SharesDevices(const ModelImpl& model);
+// Whether the job's processes, each of one rank, may share devices by the library for groups. Collective,
+// once the backend is opened; if this process would and the job may not, a warning says why.
+bool GroupsShareDevices(const ModelImpl& model);
 
 // For a rank on a device other than the host. If devices have not been opened and are not named, each rank is
 // assumed to have one of its own.

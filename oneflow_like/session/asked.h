@@ -15,7 +15,7 @@ struct Asked {
   std::string who;  // "Train at gpt.cc:12"
   GraphOfModel* source = nullptr;
   SessionOptions options;
-  Decisions given;                     // by the options; the rest is for Decide
+  Decisions given;                     // decisions that the options make; Decide makes the others
   std::map<std::string, int> fetched;  // values by output
   // Of a training, else of an evaluation.
   std::optional<Training> training = {};

@@ -324,10 +324,10 @@ std::string RangesText(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string BlocksText(const std::vector<std::string>& blocks, double bytes) {
+std::string BlocksText(const std::vector<std::string>& blocks, std::optional<double> bytes) {
   const size_t count = blocks.size();
   return count == 1 ? blocks[0]
-                    : Cat(count, " blocks", bytes > 0 ? Cat(" of ", BytesText(bytes)) : "", ", ", blocks[0],
+                    : Cat(count, " blocks", bytes ? Cat(" of ", BytesText(*bytes)) : "", ", ", blocks[0],
                           count == 2 ? " and " : " to ", blocks.back());
 }
 

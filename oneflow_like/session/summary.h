@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,8 @@ std::string AlgorithmsText(const Compiled& compiled);
 // What the compiler chose to recompute, a line for each stage; empty if that was not left to it.
 std::string RecomputeText(const Compiled& compiled);
 
-// "block3"; "4 blocks, block0 to block3"; "4 blocks of 1.50 MB, block0 to block3", each of which has so many
-// bytes
-std::string BlocksText(const std::vector<std::string>& blocks, double bytes = 0);
+// "block3"; "4 blocks, block0 to block3"; with the bytes of each "4 blocks of 1.50 MB, block0 to block3"
+std::string BlocksText(const std::vector<std::string>& blocks, std::optional<double> bytes = {});
 
 // A way in which the values of a block may wait for its gradients.
 struct WaitWay {
@@ -40,12 +40,12 @@ struct WaitLine {
   std::vector<std::string> blocks;
   double keeps = 0;  // bytes of a micro-batch
   WaitWay chosen;
-  std::vector<WaitWay> others;  // that were possible
+  std::vector<WaitWay> others;  // possible ways that were not chosen
 };
 // What was decided but for what has lines of its own (waits, cuts of weights), as a saved plan says it; one
 // line.
 std::string DecidedText(const Decisions& decisions);
-// Runs passes. Empty: no training, or nothing is in a block.
+// Runs passes at the first call of a session. Empty: no training, or nothing is in a block.
 std::vector<WaitLine> WaitLinesOf(const Session::Impl& session);
 // A line each, with or without the other ways.
 std::string WaitsText(const std::vector<WaitLine>& lines, bool others);

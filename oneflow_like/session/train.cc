@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -170,8 +171,11 @@ Session SessionOf(const Asked& asked) {
   impl->trains = asked.training.has_value();
   impl->next_waits = decided.next_waits;
   if (impl->trains)
-    impl->wait_prices = [asked, decisions = decided.decisions, &options = impl->compiled.options] {
-      return PricesOfWaits(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);
+    impl->wait_prices = [asked, decisions = decided.decisions, &options = impl->compiled.options,
+                         known = std::optional<std::vector<WaitPrice>>()]() mutable {
+      if (!known)
+        known = PricesOfWaits(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);
+      return *known;
     };
   // What is said of a plan is all of it; nothing moves these blocks.
   impl->compiled.options.decided.stages.merge(DivisionOfOptions(*asked.source));

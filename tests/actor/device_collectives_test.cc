@@ -239,33 +239,57 @@ TEST(DeviceCollectives, SeveralDevicesOfSeveralProcessesAreRefused) {
       "process for each GPU (--processes), or one process with all");
 }
 
-// Ranks of two processes on one device go through the host unless the libraries of both say that they may
-// share it; two ranks of one process on it do so in any case.
+// Ranks of several processes on one device go through the host unless the libraries of all processes say that
+// they may share it and each process has one rank: several would launch onto it in an order that nobody
+// keeps.
 TEST(DeviceCollectives, ProcessesShareADeviceWhereTheirLibrariesAllowIt) {
   struct Case {
-    bool share;              // the library here
-    const char* other;       // rank 1, of the other process
-    std::vector<int> ranks;  // of the collective
+    bool share;                                     // the library here
+    std::vector<std::pair<int, const char*>> here;  // ranks and their devices
+    std::vector<std::string> others;                // what other processes say of theirs
+    std::vector<int> ranks;                         // of the collective, the first one here
     bool by_library;
   };
-  for (const Case& given :
-       {Case{true, "1 2 late0\n", {0, 1}, true}, Case{false, "1 2 late0\n", {0, 1}, false},
-        Case{true, "1 1 late0\n", {0, 1}, false}, Case{true, "1 0 late0\n", {0, 1}, false},
-        Case{false, "1 1 late1\n", {0, 1}, true}, Case{true, "1 2 late0\n", {0, 1, 2}, false}}) {
+  for (const Case& given : {
+           Case{true, {{0, "late0"}}, {"1 2 late0\n"}, {0, 1}, true},
+           Case{false, {{0, "late0"}}, {"1 2 late0\n"}, {0, 1}, false},
+           Case{true, {{0, "late0"}}, {"1 1 late0\n"}, {0, 1}, false},
+           Case{true, {{0, "late0"}}, {"1 0 late0\n"}, {0, 1}, false},
+           Case{false, {{0, "late0"}}, {"1 1 late1\n"}, {0, 1}, true},
+           Case{true, {{0, "late0"}}, {"1 2 late0\n", "2 2 late0\n"}, {0, 1}, true},
+           Case{true, {{0, "late0"}}, {"1 2 late0\n", "2 1 late0\n"}, {0, 1}, false},
+           Case{true, {{0, "late0"}, {2, "late0"}}, {"1 2 late0\n"}, {0, 1, 2}, false},
+           Case{true, {{0, "late0"}, {1, "late0"}}, {"2 2 late0\n3 2 late0\n"}, {0, 2}, false},
+           Case{true, {{0, "late0"}}, {"1 2 late0\n2 2 late0\n"}, {0, 1}, false},
+           // Eight ranks on three devices.
+           Case{true,
+                {{3, "late1"}, {0, "late0"}, {1, "late0"}, {2, "late0"}},
+                {"4 2 late1\n5 2 late2\n6 2 late2\n7 2 late2\n"},
+                {3, 4},
+                false},
+       }) {
+    std::string what = Cat(given.share ? "sharing" : "apart", ", ", given.here.size(), " ranks here; ");
+    for (const std::string& other : given.others) what += other + "; ";
+    SCOPED_TRACE(what);
     LateBackend backend(1, 1, 0, true, given.share);
     AtOnce worker;
     HostSide host;
     Told told;
-    LateDevice mine(0, "late0", 1, 0), beside(2, "late0", 2, 0);
-    auto stream = mine.MakeStream("link");
     DeviceCollectivesOptions options;
     options.plan = "sum";
     options.backend = &backend;
     options.host = &host;
-    options.ranks = {0, 2};
-    options.devices = {&mine, &beside};
+    std::vector<std::unique_ptr<LateDevice>> devices;
+    for (const auto& [rank, hardware] : given.here) {
+      devices.push_back(std::make_unique<LateDevice>(rank, hardware, 1 + rank, 0));
+      options.ranks.push_back(rank);
+      options.devices.push_back(devices.back().get());
+    }
+    auto stream = devices[0]->MakeStream("link");
     options.exchange = [&](const std::string&, const std::string& text) {
-      return std::vector<std::string>{text, given.other};
+      std::vector<std::string> all = given.others;
+      all.insert(all.begin(), text);
+      return all;
     };
     auto all = MakeDeviceCollectives(options);
     const plan::Collective sum = SumOver(given.ranks);
@@ -273,12 +297,12 @@ TEST(DeviceCollectives, ProcessesShareADeviceWhereTheirLibrariesAllowIt) {
     spec.plan = "sum";
     spec.actor = "sum of rank 0";
     spec.worker = &worker;
-    spec.device = &mine;
+    spec.device = devices[0].get();
     spec.stream = stream.get();
     spec.listener = &told;
-    const auto member = all->Join(spec, sum);
-    EXPECT_EQ(host.joined, given.by_library ? 0 : 1)
-        << given.other << (given.share ? "sharing " : "") << given.ranks.size();
+    std::unique_ptr<CollectiveMember> member;
+    EXPECT_EQ(ErrorOf([&] { member = all->Join(spec, sum); }), "");
+    EXPECT_EQ(host.joined, given.by_library ? 0 : 1);
   }
 }
 

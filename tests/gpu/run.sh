@@ -296,6 +296,7 @@ programs() {
 
 # Groups of ranks that share the card, each a process, by an NCCL that allows it; and a GPT over such ranks beside one
 # rank, and one of whose processes is killed. Under MPS, without which the processes would take turns on the card.
+# It changes the environment and sets a trap, for the shell of perform, which does nothing else.
 ranks() {
   if [ -z "$nccl" ]; then
     missing "--nccl= names no folder with an NCCL of 2.30 or newer"
@@ -311,34 +312,42 @@ ranks() {
   if command -v nvidia-cuda-mps-control > /dev/null; then
     export CUDA_MPS_PIPE_DIRECTORY="$meeting/pipe" CUDA_MPS_LOG_DIRECTORY="$meeting/log"
     mkdir "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    if nvidia-cuda-mps-control -d && echo get_server_list | nvidia-cuda-mps-control > /dev/null; then
+    trap 'end_mps; rm -rf "$meeting"; exit 143' TERM INT
+    if nvidia-cuda-mps-control -d && echo get_server_list | timeout 10 nvidia-cuda-mps-control > /dev/null; then
       mps=under
     else
-      unset CUDA_MPS_PIPE_DIRECTORY
+      end_mps
+      unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     fi
   fi
   ranks_of_card
   code=$?
   if [ $mps = under ]; then
-    echo quit | timeout 10 nvidia-cuda-mps-control
+    end_mps
     tail -n 20 "$meeting"/log/*.log
   fi
   rm -rf "$meeting"
   [ $code -ne 0 ] || echo "figure: groups of 2 and 4 ranks, GPTs on 3 meshes, one killed, $mps MPS; $(grep -m 1 -o 'NCCL [0-9.]*' "$log")"
   return $code
 }
+end_mps() {  # its daemon is no child of ours, and would stay
+  echo quit | timeout 10 nvidia-cuda-mps-control > /dev/null 2>&1
+}
+# 124: its time was over.
 ranks_of_card() {
   for size in 2 4; do
     mkdir "$meeting/$size"
     pids=
     for rank in $(seq 0 $((size - 1))); do
       ours bin/ops_gpu "--device=$device" '--gtest_filter=Ranks*' "--rank=$rank" "--ranks=$size" "--meeting=$meeting/$size" \
-        > "$meeting/$size.$rank.log" 2>&1 || touch "$meeting/$size/failed" &
+        > "$meeting/$size.$rank.log" 2>&1 || echo $? >> "$meeting/$size/failed" &
       pids="$pids $!"
     done
     # shellcheck disable=SC2086
     wait $pids
     cat "$meeting/$size".*.log
+    # Of the first to end: when it has ended the others may fail, or wait for it until their time is over.
+    [ "$(head -n 1 "$meeting/$size/failed" 2>/dev/null)" != 124 ] || return 124
     if [ -e "$meeting/$size/failed" ] || ! grep -q '\[       OK \] Ranks' "$meeting/$size.0.log"; then
       echo "error: a group of $size ranks failed"
       return 1
@@ -365,12 +374,14 @@ ranks_of_card() {
   while kill -0 $pid 2>/dev/null && ! grep -q 'step 1/' "$meeting/killed.log"; do sleep 0.2; done
   sleep 1
   child=$(descendants $pid | tail -n 1)
-  start=$(date +%s)
+  killed=$(date +%s)
   [ -z "$child" ] || kill -9 "$child"
   wait $pid
-  code=$?
+  code=$? waited=$(($(date +%s) - killed))
   cat "$meeting/killed.log"
-  echo "process $child was killed, the job ended with $code after $(($(date +%s) - start)) s"
+  echo "process $child was killed, the job ended with $code after $waited s"
+  # The others end within seconds: where they had fewer before the job's time was over nothing is known.
+  if [ $code -eq 124 ] && { [ -z "$child" ] || [ $waited -lt 20 ]; }; then return 124; fi
   if [ -z "$child" ] || [ $code -eq 0 ] || ! grep -q "error: .*pid $child)" "$meeting/killed.log"; then
     echo "error: the others did not end by themselves, with the one that was killed as their reason"
     return 1
@@ -500,7 +511,7 @@ run_check() {
     faults) tests runtime_gpu 'Faults*' ;;
     out_of_memory) tests runtime_gpu 'Memory*' && tests ops_gpu 'Memory*' ;;
     sessions) tests runtime_gpu 'Sessions*' ;;
-    ranks) (ranks) ;;
+    ranks) ranks ;;
     examples) examples ;;
     programs) programs ;;
     model_*) model_step "${1#model_}" ;;
@@ -607,8 +618,9 @@ compile_ahead() {
   done
 }
 
-# Into --out: everything that the checks printed or wrote, and the compiled kernels, so that they can be given to the
-# next machine. The table is there already.
+# Into --out: everything that the checks printed or wrote, and the kernels that we have compiled with what we know of
+# the machine (not the caches of the driver and of PyTorch, which are larger), so that they can be given to the next
+# one. The table is there already.
 keep() {
   [ -n "$out" ] || return 0
   for log in "$logs"/*; do  # of a tool that had very much to say the two ends
@@ -622,7 +634,11 @@ keep() {
   done
   if [ -d "$(dirname "$taken")" ]; then
     tar -C "$(dirname "$(dirname "$taken")")" -I 'xz -T0 -2' -cf "$out/caches.tar.xz" oneflow_like
-    [ "$(stat -c %s "$out/caches.tar.xz")" -le 16777216 ] || rm "$out/caches.tar.xz"
+    bytes=$(stat -c %s "$out/caches.tar.xz")
+    [ "$bytes" -le 16777216 ] || {
+      echo "left out for want of room: $out/caches.tar.xz, $bytes bytes; take along $(dirname "$taken")"
+      rm "$out/caches.tar.xz"
+    }
   fi
 }
 
@@ -635,6 +651,7 @@ end_early() {
   kill $(descendants $$) 2>/dev/null
   say "ended by a signal"
   keep
+  wait  # a check may have a daemon to end
   exit 3
 }
 trap end_early TERM INT

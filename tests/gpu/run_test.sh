@@ -89,13 +89,20 @@ echo 300000000 a card > caches/oneflow_like/library_memory
 run 1 --only=nccl,narrow_types,boxing --out=kept
 expect '^\| nccl \| passed \| a figure \|'
 expect '^\| narrow_types \| passed'
-expect '^\| boxing \| FAILED \(1\) \| a figure.*|error: boxing is wrong'
+expect '^\| boxing \| FAILED \(1\) \| error: boxing is wrong'
 expect '^1 failed' kept/table.txt
 expect '^300000000 a card' caches/oneflow_like/library_memory
 tar -xJf kept/caches.tar.xz -O oneflow_like/library_memory > out.txt
 expect '^300000000 a card'
 cat kept/logs.tar.xz.* | tar -xJO logs/boxing.log > out.txt
 expect 'boxing is wrong'
+sed 's/-le 16777216/-le 10/' run.sh > short.sh
+chmod +x short.sh
+mv run.sh whole.sh && mv short.sh run.sh
+run 0 --only=nccl --out=kept
+expect '^left out for want of room: kept/caches.tar.xz, [0-9]+ bytes'
+[ ! -e kept/caches.tar.xz ] || { echo "run_test.sh: caches without room are kept" && wrong=1; }
+mv whole.sh run.sh
 [ "$(find kept -type f | wc -l)" -le 8 ] || { echo "run_test.sh: more than 8 files are kept" && wrong=1; }
 
 # Alone it may keep what libraries took.
@@ -180,6 +187,9 @@ echo NCCL_MULTI_RANK_GPU_ENABLE > new/libnccl.so.2
 script bin/ops_gpu <<'TEXT'
 case "$*" in
   *gtest_filter=Nothing*) exit 0 ;;
+  *--rank=*) [ "$SLOW" != ops_gpu ] || { touch "$RECORDS/slow" && sleep 100; } ;;
+esac
+case "$*" in
   *--rank=1*) echo "$*, $NCCL_MULTI_RANK_GPU_ENABLE $NCCL_NVLS_ENABLE $NCCL_MAX_CTAS $LD_LIBRARY_PATH" ;;
 esac
 echo '[       OK ] Ranks.ShareADevice'
@@ -189,6 +199,7 @@ for argument in "$@"; do
   case $argument in
     --log_json=*) to=${argument#*=} ;;
     --steps=100000)
+      [ "$SLOW" != gpt ] || sleep 100
       sleep 100 &
       echo 'step 1/100000'
       wait $! || { [ -n "$SILENT" ] || echo "error: rank 3 (host here, pid $!): its connection was closed" && exit 137; } ;;
@@ -202,11 +213,47 @@ for loss in 1 2 3 4 5 6 7 8 9 10 11 12; do
   esac
 done > "$to"
 TEXT
-OFF=00001 SILENT=
-export OFF SILENT
+OFF=00001 SILENT='' SLOW=''
+export OFF SILENT SLOW
 run 0 --only=ranks --nccl=new
 expect '^\| ranks \| passed \| groups of 2 and 4 ranks, GPTs on 3 meshes, one killed, without MPS; NCCL 2.30.7 \|'
 expect "--rank=1 --ranks=4 --meeting=/.*, 1 0 2 $place/new" logs/ranks.log
+# Under MPS, whose daemon does not stay: not if it is of no use, nor after a signal.
+script tools/nvidia-cuda-mps-control <<'TEXT'
+if [ "$*" = -d ]; then touch "$RECORDS/daemon" && exit; fi
+read -r order
+case $order in
+  quit) rm "$RECORDS/daemon" ;;
+  *) [ -z "$USELESS" ] ;;
+esac
+TEXT
+no_daemon() { [ ! -e daemon ] || { echo "run_test.sh: MPS is left behind $1" && wrong=1; }; }
+export USELESS
+USELESS=''
+run 0 --only=ranks --nccl=new
+expect '^\| ranks \| passed \| .*, under MPS'
+no_daemon "by a run"
+USELESS=yes
+run 0 --only=ranks --nccl=new
+expect '^\| ranks \| passed \| .*, without MPS'
+no_daemon "by a run without it"
+USELESS='' SLOW=ops_gpu
+./run.sh --python=/nonexistent --only=ranks --nccl=new > out.txt 2>&1 &
+pid=$!
+while [ ! -e slow ]; do sleep 0.1; done
+[ -e daemon ] || { echo "run_test.sh: MPS is not there" && wrong=1; }
+kill $pid
+wait $pid || :
+no_daemon "by a signal"
+rm tools/nvidia-cuda-mps-control
+
+# No time is no wrong result.
+run 3 --only=ranks --nccl=new --total=3
+expect '^\| ranks \| not finished \| no time was left'
+SLOW=gpt
+run 1 --only=ranks --nccl=new --limit=3
+expect '^\| ranks \| FAILED \(124\) \| ended after'
+SLOW=''
 SILENT=yes
 run 1 --only=ranks --nccl=new
 expect '^\| ranks \| FAILED \(1\) \| error: the others did not end by themselves'

@@ -160,9 +160,7 @@ TEST(Explain, SaysWhatTheNextWaitsLoseBy) {
     given.model_options = {.memory_budget = least + (all - least) * part / 6};
     const Session chosen = GptProgram(given).MakeTrain();
     const std::regex sentence(
-        "of (\\d+) plans with these cuts that were compiled the next fastest that fits takes ([0-9.]+) % "
-        "longer by "
-        "estimate: (.*)");
+        "next best of (\\d+) plans with these cuts: ([0-9.]+) % slower by estimate \\((.*)\\)");
     const std::string text = chosen.ExplainText(), next = chosen.impl()->next_waits;
     EXPECT_NE(text.find("\n  " + next + "\n"), std::string::npos) << text;
     std::smatch found;

@@ -1,5 +1,5 @@
 // The search for a plan with mesh, cuts of weights and recomputation open at once, beside all of them.
-// ctest: seconds=18 long=190
+// ctest: seconds=26 long=400
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -224,14 +224,14 @@ TEST(JointSearch, PlansBesideAPlanDifferInOneDecision) {
   plan.memory = int64_t{1} << 40;
   plan = PlanCandidate{build(plan).Plan().decisions};
   const Session session = build(plan);
-  const Decisions& here = session.impl()->decisions;
+  const Decisions& here = session.impl()->compiled.options.decided;
   const auto beside = [&](Neighbourhood neighbourhood) {
     const std::vector<PlanCandidate> all = neighbourhood(plan, session, pool);
     EXPECT_FALSE(all.empty());
     for (const PlanCandidate& c : all) {
       SCOPED_TRACE(ToText(SavedPlan{c, "", ""}));
       const Session other = build(c);
-      const Decisions& there = other.impl()->decisions;
+      const Decisions& there = other.impl()->compiled.options.decided;
       const bool flags = here.micro_batches != there.micro_batches || here.schedule != there.schedule ||
                          here.virtual_stages != there.virtual_stages || here.zero != there.zero ||
                          plan.sequence_parallel != c.sequence_parallel;

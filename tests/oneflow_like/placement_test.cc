@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "core/system/cores.h"
+#include "oneflow_like/session/session_impl.h"
+#include "tests/actor/asynchronous_backend.h"
 #include "tests/oneflow_like/thread_job.h"
 
 namespace oneflow_like {
@@ -67,6 +69,40 @@ TEST(Placement, ProcessesKnowWhetherTheyShareDevices) {
                  << kind << " " << given;
            }))
         EXPECT_EQ(error, "");
+}
+
+// Communicators and staging memory are counted alike by all processes, as device_collectives_test has them
+// made.
+TEST(Placement, ProcessesAgreeWhetherGroupsShareADevice) {
+  struct Case {
+    bool backend;       // whether this host's library lets them
+    const char* other;  // process 1's answer
+    int ranks;
+    bool by_library;
+  };
+  for (const Case& given : {Case{true, "yes", 2, true}, Case{true, "no", 2, false},
+                            Case{false, "yes", 2, false}, Case{true, "yes", 4, false}}) {
+    SCOPED_TRACE(Cat(given.backend, ", ", given.other, ", ", given.ranks, " ranks"));
+    LateBackend backend(1, 1, 0, true, given.backend);
+    for (const std::string& error : RunProcesses(2, [&](std::shared_ptr<Job> job) {
+           static_cast<TestJob&>(*job).says = [&](const std::string& what, const std::string& mine) {
+             return what == "whether groups share devices" && job->process() == 1 ? given.other : mine;
+           };
+           ModelOptions options;
+           options.job = job;
+           Model model(Mesh("cuda", {{"dp", given.ranks}}), options);
+           const Tensor x = model.Input("x", {8, 4}, DType::kFloat32, {{"dp", S(0)}});
+           const Tensor w = model.scope().Weight("w", {4, 4}, Normal(0.02f));
+           const Session train = Train(mean(matmul(x, w)), AdamW{}, {});
+           const ModelImpl& impl = *model.impl();
+           model.impl()->Load();
+           const int first = job->process() * given.ranks / 2;
+           const MemoryBesides besides = MemoryBesidesPlan(impl, PlanOf(train.impl()->compiled, first).plan);
+           EXPECT_EQ(besides.communicators > 0, given.by_library) << "process " << job->process();
+           EXPECT_EQ(impl.groups_share_devices, given.by_library) << "process " << job->process();
+         }))
+      EXPECT_EQ(error, "");
+  }
 }
 
 // A process has the cores that machine and control groups leave it beside the others of its host.
