@@ -248,9 +248,10 @@ Wave NextOpened(TrialPool* pool_of, const PlanSpace& space, std::set<std::string
 // estimates of a step, which simulation tells apart. Few, as `acts` says, which are left.
 Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& build, int64_t* acts) {
   std::vector<Neighbourhood> all;
-  if (space.waits) all.push_back(WaitOtherwise);
+  const bool waits = space.waits && pool_of->memory() > 0;  // else any memory will do
+  if (waits) all.push_back(WaitOtherwise);
   if (space.cuts) all.push_back(CutOtherwise);
-  if (space.cuts || space.waits) all.insert(all.end(), {OrderOtherwise, FlagOtherwise, DivideOtherwise});
+  if (space.cuts || waits) all.insert(all.end(), {OrderOtherwise, FlagOtherwise, DivideOtherwise});
   TrialPool& pool = *pool_of;
   while (true) {
     const auto is_next = [&](const TrialEntry& e, const TrialEntry* before) {

@@ -168,8 +168,10 @@ void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   if (open_cuts || !cuts.empty()) model->auto_cuts = AutoCuts::kAll;
   if (open_cuts || open_waits)
     model->memory_budget = memory;
-  else if (!stages.empty() || !cuts.empty() || !waits.empty() || logits_tile > 0)
+  else if (!stages.empty() || !cuts.empty() || !waits.empty() || logits_tile > 0) {
     model->plan = *this;
+    model->plan->logits_tile = *train->logits_tile;
+  }
 }
 
 std::string PlanCandidate::str() const {

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <string>
 
 #include "oneflow_like/planner/trial_pool.h"
 #include "oneflow_like/session/summary.h"
@@ -54,9 +55,11 @@ PlanSearchResult ResultOf(TrialPool* pool_of) {
       fit.push_back(t);
   std::stable_sort(fit.begin(), fit.end(),
                    [&](int a, int b) { return pool.entries()[a].better(pool.entries()[b]); });
+  std::set<std::string> flags;  // plans of the same flags differ in what only a file of a plan has
   for (int t : fit) {
     if (result.best.size() == kBest) break;
-    result.best.push_back(pool.entries()[t].trial);
+    if (flags.insert(pool.entries()[t].trial.plan.str()).second)
+      result.best.push_back(pool.entries()[t].trial);
     shown.insert(pool.entries()[t].shape);
   }
   std::map<MeshShape, const PlanTrial*> closest;

@@ -260,7 +260,10 @@ void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const st
                               : lost.empty()                ? "like this one, but without " + found
                               : found.empty()               ? Cat("with ", lost, ", which is not here")
                                                             : Cat("with ", lost, "; here it has ", found);
-  launcher.Print("%s was decided for a machine %s\n", given.where.c_str(), differs.c_str());
+  launcher.Print(
+      "%s was decided for a machine %s. What it leaves open is chosen for this one, so memory and "
+      "last digits may differ\n",
+      given.where.c_str(), differs.c_str());
 }
 
 void SavePlan(const Launcher& launcher, const std::string& text) {

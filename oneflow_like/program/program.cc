@@ -341,6 +341,7 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
                      mesh.str().c_str(), of_flags.train.reduce_axis.c_str());
     plan->Set(&program.model, &program.train);
     program.model.plan = *plan;
+    program.model.plan->logits_tile = program.train.logits_tile.value_or(0);
   }
   if (!plan) RequireAxesOfFlags(mesh);
   program.train.parallel.batch = BatchAxis(mesh);

@@ -259,8 +259,7 @@ std::string NextText(const Plan& best, size_t settings, const Setting& next) {
   if (differ.size() > kShown) names += Cat(" and ", differ.size() - kShown, " more");
   const double longer = next.hope / best.waits.seconds - 1;
   return Cat("of ", settings, " choices of cuts that were compiled the next best is estimated to take ",
-             PercentText(std::abs(longer), 1), longer < 0 ? " less" : " longer", "; it cuts ", names,
-             " otherwise\n");
+             PercentText(longer, 1), " longer; it cuts ", names, " otherwise\n");
 }
 
 // "next best of 57 plans with these cuts: 1.3 % slower by estimate (block2 computed again)"
@@ -296,7 +295,9 @@ Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
   if (best && best->fits && !q.large && q.budget.bytes > 0) GoBeside(q, &settings, &best);
   *tried = static_cast<int>(settings.size());
   if (!best || !best->fits) return Within(q, settings.Smallest().cuts);
-  if (const Setting* next = settings.Next(best->cuts)) best->beside = NextText(*best, settings.size(), *next);
+  // What may hope for less has been searched, and takes more or does not fit.
+  const Setting* next = settings.Next(best->cuts);
+  if (next && next->hope >= best->waits.seconds) best->beside = NextText(*best, settings.size(), *next);
   return *best;
 }
 

@@ -68,7 +68,8 @@ WaitLine LineOf(const WaitPrice& price, double times, bool host) {
   for (const Recompute mode : kRecomputeModes) {
     const bool nothing_to_send = of(price.bytes, mode) == of(price.bytes, WithoutGather(mode));
     const bool possible = !(GathersAgain(mode) && nothing_to_send) && (mode != Recompute::kHost || host);
-    const WaitWay way{mode, all - of(price.bytes, mode), times * of(price.seconds, mode)};
+    const bool copied = mode == Recompute::kHost && of(price.seconds, mode) > 0;  // all leaves the device
+    const WaitWay way{mode, copied ? all : all - of(price.bytes, mode), times * of(price.seconds, mode)};
     if (mode == price.chosen)
       line.chosen = way;
     else if (possible)

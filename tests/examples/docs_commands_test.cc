@@ -85,6 +85,11 @@ const Elsewhere kElsewhere[] = {
     // By hand: they are about programs for GPUs, which take minutes to build, and a machine with one.
     {"tests/gpu/bundle.sh --check", "tests/gpu/bundle.sh", "--check) check=yes"},
     {"tar xJf gpu_bundle.tar.xz && gpu_bundle/run.sh", "tests/gpu/bundle.sh", "./run.sh --only=ops"},
+    {"nvidia-cuda-mps-control -d", "tests/gpu/run.sh", "nvidia-cuda-mps-control -d"},
+    {"echo quit | nvidia-cuda-mps-control", "tests/gpu/run.sh",
+     "echo quit | timeout 10 nvidia-cuda-mps-control"},
+    {"export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_MIN_CTAS=1",
+     "tests/gpu/run.sh", "export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=2"},
 };
 
 // The command at a size that takes a moment. Commands for a GPU, or of a model of hundreds of millions of
