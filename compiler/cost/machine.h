@@ -31,7 +31,7 @@ struct HostLink {
 
 struct Machine {
   Topology topology;  // links between devices, and the memory of one
-  // Of each rank the first of the ranks that reach its memory by address: collectives exchange messages
+  // For each rank, the first of the ranks that reach its memory by address: collectives exchange messages
   // between these sets. Empty: all reach each other's.
   std::vector<int> nodes;
   std::vector<bool> shared;    // by level of its links: LinkLevels

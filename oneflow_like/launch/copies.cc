@@ -16,7 +16,7 @@ DECLARE_string(log_dir);  // of glog
 namespace oneflow_like {
 namespace {
 
-// What process k prints under --processes with --log_dir.
+// Returns the file of what process k prints under --processes with --log_dir.
 std::string LogOfProcess(int k) { return Cat(FLAGS_log_dir, "/process", k, ".log"); }
 
 // Appends to `argv`, where the last of equal flags counts, what `shape` says.

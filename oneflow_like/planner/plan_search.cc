@@ -88,9 +88,9 @@ int64_t EstimateAll(const PlanSpace& space, PlanEstimator& estimator, TrialPool*
 // Entries of the pool that are tried next.
 using Wave = std::vector<int>;
 
-// Of those that were only estimated, and are estimated to fit, the fastest, each of another shape of the
-// mesh; `smallest`: where nothing fits, whatever they need, those that need least. No more once `end` were
-// tried.
+// Returns the fastest of the candidates that were only estimated and are estimated to fit, each of another
+// shape of the mesh; `smallest`: where nothing fits, whatever they need, those that need least. No more once
+// `end` were tried.
 Wave NextEstimated(TrialPool* pool_of, size_t end, bool smallest) {
   TrialPool& pool = *pool_of;
   Wave order, wave;
@@ -244,7 +244,7 @@ Wave NextOpened(TrialPool* pool_of, const PlanSpace& space, std::set<std::string
   return {pool.Also(std::move(candidate))};
 }
 
-// The plans beside the fastest verdict of which a neighbourhood is left. What was decided comes from
+// Returns the plans beside the fastest verdict that has a neighbourhood left. What was decided comes from
 // estimates of a step, which simulation tells apart. Few, as `acts` says, which are left.
 Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& build, int64_t* acts) {
   std::vector<Neighbourhood> all;

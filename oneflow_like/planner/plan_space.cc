@@ -137,7 +137,7 @@ void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   model->zero.axis = zero > 0 ? zero_axis : "";
   model->zero.stage = std::max(1, zero);
   model->offload.choose = false;
-  // What a plan has as usual leaves the program's own.
+  // A number of the plan that is the default leaves the program's own.
   const Decisions usual;
   if (zero_small != usual.zero_small) model->zero.small = zero_small;
   if (exact_groups) train->exact_groups = true;

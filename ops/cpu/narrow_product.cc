@@ -1,5 +1,5 @@
-// For processors with AVX-512 BF16; on tiles of AMX products go by panels (tile_product.h), since this library,
-// of version 2.6, packs the right operand once for each 256 rows of the left one.
+// For processors with AVX-512 BF16. On tiles of AMX, products go by panels (tile_product.h): this library, of
+// version 2.6, packs the right operand once for each 256 rows of the left one.
 //
 // Measured on a core with AVX-512 BF16 and no AMX, over all layouts of GPT's forward, input-gradient and
 // weight-gradient products: 490-530 GFLOP/s from plain operands, where fp32 sgemm gives 250-270. Packing the

@@ -6,8 +6,8 @@
 // left (32 KB) stay in the first-level cache while up to 512 columns of the right operand come by from the
 // second, 2 KB for each 64 cycles of products. Where the left one is packed and has fewer rows than the right
 // one columns, it is the other way round. The operand in the second-level cache is packed once, the other one
-// again for each 512 of its columns or rows. Where sums over several blocks along k are in scratch, the result
-// is cut into blocks of 512 by 512, and both operands are packed for each.
+// again for each 512 of its columns or rows. Where sums over several blocks along k are in scratch, the
+// result is cut into blocks of 512 by 512, and both operands are packed for each.
 #pragma once
 
 #include <algorithm>

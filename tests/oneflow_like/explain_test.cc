@@ -117,6 +117,28 @@ TEST(Explain, PricesOfWaitsAreWhatBlocksKeep) {
   EXPECT_EQ(alone.SummaryText().find("keeps "), std::string::npos) << alone.SummaryText();
 }
 
+// What is said of a block that is not on the host is what a plan saves in which it is.
+TEST(Explain, WaitingOnTheHostSavesWhatPlansDifferBy) {
+  SmallGpt given{.mesh = "cpu:dp=1", .micro_batches = 1};
+  given.model_options.topology = OFL_SOURCE_DIR "/examples/topologies/a100.txt";
+  const Session kept = GptProgram(given).MakeTrain();
+  double saves = -1;
+  for (const WaitLine& line : WaitLinesOf(*kept.impl()))
+    if (std::find(line.blocks.begin(), line.blocks.end(), "block1") != line.blocks.end())
+      for (const WaitWay& way : line.others)
+        if (way.mode == Recompute::kHost) saves = way.saves;
+  ASSERT_GT(saves, 0) << kept.ExplainText();
+  given.model_options.plan = kept.Plan().decisions;
+  for (const char* block : {"block0", "block1", "block2", "block3"})
+    given.model_options.plan->waits[block] = Recompute::kNone;
+  given.model_options.plan->waits["block1"] = Recompute::kHost;
+  const Session away = GptProgram(given).MakeTrain();
+  const auto peak = [](const Session& session) {
+    return static_cast<double>(session.Summaries()[0].peak_bytes);
+  };
+  EXPECT_NEAR(peak(kept) - peak(away), saves, 0.1 * saves);
+}
+
 // On one device, where all work is done one after another, the prices are what plans differ by: seconds of a
 // step, and bytes of which the last block's are needed at once.
 TEST(Explain, PricesOfWaitsAreWhatPlansDifferBy) {
