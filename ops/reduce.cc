@@ -1,7 +1,6 @@
 // Reductions: sum, mean, max, min, argmax, sum_to and square_sum. A rank that holds part of a reduced axis
 // folds its part, and the parts recombine by the same fold.
 #include <array>
-#include <cmath>
 #include <limits>
 
 #include "ops/language/functional.h"

@@ -2,8 +2,6 @@
 // one update.
 #pragma once
 
-#include <cstring>
-
 #include "core/device/kernel.h"
 #include "ops/language/schedule.h"
 #include "ops/list_parts.h"

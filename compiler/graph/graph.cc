@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 #include <queue>
-#include <unordered_map>
 
 #include "ops/equation.h"
 

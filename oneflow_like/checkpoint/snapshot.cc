@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 
 #include "actor/net/talk/job.h"
 #include "actor/step.h"

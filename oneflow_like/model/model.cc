@@ -1,7 +1,6 @@
 #include "oneflow_like/model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "actor/net/talk/job.h"

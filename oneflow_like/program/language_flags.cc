@@ -1,6 +1,5 @@
 #include "oneflow_like/program/language_flags.h"
 
-#include <algorithm>
 #include <charconv>
 #include <tuple>
 

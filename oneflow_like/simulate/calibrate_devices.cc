@@ -3,7 +3,6 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <set>
 #include <span>

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
-#include <optional>
 #include <random>
 
 #include "core/float16.h"

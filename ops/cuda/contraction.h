@@ -3,7 +3,6 @@
 // arithmetic only.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "ops/cuda/gemm.h"
