@@ -113,7 +113,7 @@ OpDef CompareOp(const std::string& name, const std::string& doc, KernelFn refere
   OpDef def = BinaryOp(name, doc, reference, nullptr);
   def.check = [](const OpCall& call) { RequireSameTypes(call); };
   def.stops_gradient = true;
-  def.dtypes = TypesOf({DType::kBool});
+  def.dtypes = ResultTypes({DType::kBool});
   std::vector<Sample> integers = def.samples;
   for (Sample& s : integers) s.dtypes = {DType::kInt32, DType::kInt32};
   def.samples.insert(def.samples.end(), integers.begin(), integers.end());
@@ -316,7 +316,7 @@ void AddWhereAndCast(Catalog* catalog) {
     }
     RequireSameTypes(call, 1);
   };
-  choose.dtypes = TypesOf({1});
+  choose.dtypes = ResultTypes({1});
   choose.grad = [](const GradCall& c) {
     Tensor dy = c.dout[0], none = scale(dy, 0);
     std::vector<Tensor> d(3);

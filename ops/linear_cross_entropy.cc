@@ -216,7 +216,7 @@ void AddLinearCrossEntropy(Catalog* catalog) {
   loss.whole.insert("c");
   loss.expandable = {"c"};
   loss.expand = ExpandLinearCrossEntropy;
-  loss.dtypes = TypesOf({kFloat32, kFloat32});
+  loss.dtypes = ResultTypes({kFloat32, kFloat32});
   loss.check = CheckHeadLoss;
   loss.grad = LinearCrossEntropyGrad;
   loss.flops = flops(1);
@@ -241,7 +241,7 @@ void AddLinearCrossEntropy(Catalog* catalog) {
   statistics.extents = [](const OpCall& call) {
     return BlocksOf(call.shapes[1].rank() > 0 ? call.shapes[1][0] : 1);
   };
-  statistics.dtypes = TypesOf({kFloat32, kFloat32, kFloat32});
+  statistics.dtypes = ResultTypes({kFloat32, kFloat32, kFloat32});
   statistics.check = CheckHeadLoss;
   statistics.flops = flops(1);
   statistics.samples = samples;

@@ -91,6 +91,6 @@ void RequirePictures(const OpCall& call);
 void RequirePair(const OpCall& call, const std::string& name, int64_t least);
 
 // OpDef::dtypes: of each result its type, or the number of the input that has it.
-std::function<std::vector<DType>(const OpCall&)> TypesOf(std::vector<std::variant<int, DType>> results);
+std::function<std::vector<DType>(const OpCall&)> ResultTypes(std::vector<std::variant<int, DType>> results);
 
 }  // namespace oneflow_like

@@ -224,7 +224,7 @@ void RequirePictures(const OpCall& call) {
          " but needs 4 (batch, rows, columns, channels)");
 }
 
-std::function<std::vector<DType>(const OpCall&)> TypesOf(std::vector<std::variant<int, DType>> results) {
+std::function<std::vector<DType>(const OpCall&)> ResultTypes(std::vector<std::variant<int, DType>> results) {
   return [results](const OpCall& call) {
     std::vector<DType> types;
     for (const auto& result : results) {

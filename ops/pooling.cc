@@ -271,7 +271,7 @@ void AddMaxPool(Catalog* catalog) {
   pool.axes = "x[n h w c] -> y[n p q c], at[n p q c]";
   pool.extents = PoolExtents;
   pool.check = CheckPool;
-  pool.dtypes = TypesOf({0, DType::kInt32});
+  pool.dtypes = ResultTypes({0, DType::kInt32});
   pool.grad = [](const GradCall& c) {
     Attrs attrs = WithPlane(c.attrs, c.in[0].shape());
     return Apply(c.in[0].graph(), "max_pool2d_grad", {c.dout[0], c.out[1]}, attrs);

@@ -334,7 +334,7 @@ void AddExtremes(Catalog* catalog) {
       Fail(call.who, ": axis ", axis, " is 0 but must be at least 1 to have a greatest element");
     }
   };
-  argmax.dtypes = TypesOf({DType::kInt64});
+  argmax.dtypes = ResultTypes({DType::kInt64});
   argmax.stops_gradient = true;
   argmax.any_type = true;
   argmax.reference = Argmax;

@@ -81,7 +81,7 @@ OpDef MaxOp(const std::string& name, const std::string& doc, std::vector<Sample>
   def.doc = doc;
   def.samples = std::move(samples);
   for (Sample& s : def.samples) s.low = -20, s.high = 20;  // far apart: no rounding makes two equal
-  def.dtypes = TypesOf({1});
+  def.dtypes = ResultTypes({1});
   def.flops = [](const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); };
   return def;
 }

@@ -311,7 +311,7 @@ void AddSolve(Catalog* catalog) {
           [](const OpCall& call) {
             return std::map<std::string, int64_t>{{"k", call.shapes[0].back()}};
           },
-      .dtypes = TypesOf({0, 0}),
+      .dtypes = ResultTypes({0, 0}),
       .check =
           [](const OpCall& call) {
             CheckMatrices(call, 1);

@@ -190,7 +190,7 @@ void AddUniqueRows(Catalog* catalog) {
     RequireFloating(call, 1);
     CheckListParts(call, 0);
   };
-  def.dtypes = TypesOf({0, DType::kFloat32});
+  def.dtypes = ResultTypes({0, DType::kFloat32});
   def.any_type = true;
   def.reference = UniqueRows;
   def.samples = {{.in = {{6}, {6, 3}}, .dtypes = {kInt64, kFloat32}, .limit = 4},

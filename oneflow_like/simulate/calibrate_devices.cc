@@ -29,36 +29,18 @@ constexpr ProbeShape kDeviceShapes[] = {
     {.width = 1024, .heads = 8, .llama = true, .vocabulary = 256, .inner = 2048, .experts = 16, .room = 1.25},
     {.width = 2048, .heads = 16, .vocabulary = 50304},
     {.batch = 16, .vocabulary = 256},
-    {.batch = 2,
-     .context = 4096,
-     .width = 2048,
-     .heads = 32,
-     .llama = true,
-     .vocabulary = 32000,
-     .kv_heads = 8,
-     .inner = 8192},
+    {2, 4096, 2048, 32, true, 1, /*vocabulary=*/32000, /*kv_heads=*/8, /*dropout=*/0, /*inner=*/8192},
     {.batch = 32, .context = 256, .width = 384, .heads = 6, .micro_batches = 2, .vocabulary = 256}};
-// The same kinds of kernels, of which an emulator computes one in milliseconds.
+// Such that an emulator computes a kernel in milliseconds.
+constexpr ProbeShape Small(ProbeShape shape) {
+  shape.batch = 2, shape.context = 16, shape.width = 32, shape.vocabulary = 64;
+  return shape;
+}
+// The same kinds of kernels.
 constexpr ProbeShape kSmallShapes[] = {
-    {.batch = 2, .context = 16, .width = 32, .heads = 2, .vocabulary = 64},
-    {.batch = 2, .context = 16, .width = 32, .heads = 4, .llama = true, .vocabulary = 64, .kv_heads = 2},
-    {.batch = 2,
-     .context = 16,
-     .width = 32,
-     .heads = 2,
-     .vocabulary = 64,
-     .dropout = 0,
-     .inner = 64,
-     .experts = 4},
-    {.batch = 2,
-     .context = 16,
-     .width = 32,
-     .heads = 2,
-     .llama = true,
-     .vocabulary = 64,
-     .inner = 64,
-     .experts = 4,
-     .room = 1.25}};
+    Small({.heads = 2}), Small({.heads = 4, .llama = true, .kv_heads = 2}),
+    Small({.heads = 2, .dropout = 0, .inner = 64, .experts = 4}),
+    Small({.heads = 2, .llama = true, .inner = 64, .experts = 4, .room = 1.25})};
 
 // In a batch of some milliseconds, so that all is measured in less than a minute.
 const TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
