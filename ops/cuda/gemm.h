@@ -43,7 +43,7 @@ struct GemmDescriptor {
   int32_t transposed_a = 0, transposed_b = 0;
   int32_t swapped = 0;  // a and b are the caller's b and a
   Epilogue epilogue = Epilogue::kNone;
-  int32_t adds_c = 0;  // ab + c in place of ab; c lies as d does, and may be d
+  int64_t adds_c = 0;  // ab + c in place of ab; c lies as d does, and may be d
 };
 
 // Extents and element strides of y[m n] = a[m k] b[k n]. REQUIRES: in every operand one of the two strides is
