@@ -1,6 +1,5 @@
 // Runs actors: an executor has workers; a worker receives messages and runs what is ready, one thing at a
-// time. The thread executor has one thread for each worker; the seeded executor has one worker and the
-// caller's thread.
+// time. The thread executor has one thread for each worker.
 #pragma once
 
 #include <condition_variable>
@@ -40,32 +39,23 @@ class ReadyList {
       tail_->next_ = r;
       tail_ = r;
     }
-    ++size_;
   }
   Runnable* Pop() { return head_ == nullptr ? nullptr : Unlink(nullptr, head_); }
-  Runnable* PopAt(int index) {  // REQUIRES: 0 <= index < size()
-    Runnable *before = nullptr, *r = head_;
-    for (; index > 0; --index) before = r, r = r->next_;
-    return Unlink(before, r);
-  }
   void Remove(Runnable* r) {
     if (!r->queued_) return;
     Runnable* before = nullptr;
     for (Runnable* at = head_; at != r; at = at->next_) before = at;
     Unlink(before, r);
   }
-  int size() const { return size_; }
 
  private:
   Runnable* Unlink(Runnable* before, Runnable* r) {
     (before == nullptr ? head_ : before->next_) = r->next_;
     if (tail_ == r) tail_ = before;
     r->queued_ = false;
-    --size_;
     return r;
   }
   Runnable *head_ = nullptr, *tail_ = nullptr;
-  int size_ = 0;
 };
 
 // The end of an edge: receives credits. Receive never acts.

@@ -4,7 +4,6 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <tuple>
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -21,12 +20,10 @@
 
 namespace oneflow_like {
 
-// Runs the work: a thread executor, or, for tests, a seeded executor that picks any legal next event.
+// Runs the work: a thread executor; tests have one that picks any legal next event.
 class Executor;
 // `threads` threads, each with `kernel_threads` threads for ParallelFor. REQUIRES: both >= 1.
 std::unique_ptr<Executor> MakeThreadExecutor(int threads, int kernel_threads);
-// One thread, the caller's: events fire inside Drive (called by Handle::Wait), in an order drawn from `seed`.
-std::unique_ptr<Executor> MakeSeededExecutor(uint64_t seed);
 
 // Called before steps write variables.
 class WriteWatch {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -12,6 +11,7 @@
 
 #include "actor/profile.h"
 #include "core/error.h"
+#include "core/formatted.h"
 #include "core/system/file_check.h"
 
 namespace oneflow_like {
@@ -23,9 +23,7 @@ std::string Quoted(const std::string& text) {
     if (c == '"' || c == '\\') {
       json += Cat('\\', c);
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", c);
-      json += code;
+      json += Formatted("\\u%04x", c);
     } else {
       json += c;
     }
@@ -35,10 +33,8 @@ std::string Quoted(const std::string& text) {
 
 // Microseconds, with three decimals.
 std::string Microseconds(int64_t nanoseconds) {
-  char text[40];
   const long long size = std::abs(nanoseconds);
-  std::snprintf(text, sizeof text, "%s%lld.%03lld", nanoseconds < 0 ? "-" : "", size / 1000, size % 1000);
-  return text;
+  return Formatted("%s%lld.%03lld", nanoseconds < 0 ? "-" : "", size / 1000, size % 1000);
 }
 
 std::string Metadata(const std::string& what, int pid, int tid, const std::string& args) {

@@ -1,6 +1,5 @@
 // Plans as a machine on paper runs them: actors, streams and credits without anything that has bytes.
 #include <algorithm>
-#include <map>
 #include <set>
 #include <utility>
 

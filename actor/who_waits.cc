@@ -1,13 +1,13 @@
 #include "actor/who_waits.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "actor/profile.h"
 #include "actor/step.h"
+#include "core/formatted.h"
 
 namespace oneflow_like {
 namespace {
@@ -133,14 +133,13 @@ std::string KernelUnderWay(const Shard& shard, const ClockPoint& born, std::set<
   const Actor* actor = shard.now.actor.load(std::memory_order_acquire);
   if (actor == nullptr) return "";
   const int kernel = shard.now.kernel.load(std::memory_order_relaxed);
-  char seconds[40];
   const ClockPoint now = ClockPoint::Now();
-  std::snprintf(seconds, sizeof seconds, "%.1f",
-                TickScale(born, now).Seconds(now.ticks - shard.now.since.load(std::memory_order_relaxed)));
+  const double seconds =
+      TickScale(born, now).Seconds(now.ticks - shard.now.since.load(std::memory_order_relaxed));
   const plan::Actor& spec = *actor->spec;
   return Cat("rank ", actor->rank, ": is in ",
-             kernel < spec.kernel_size() ? KernelLabel(spec, spec.kernel(kernel)) : NameOfAct(spec), " for ",
-             seconds, " s");
+             kernel < spec.kernel_size() ? KernelLabel(spec, spec.kernel(kernel)) : NameOfAct(spec),
+             Formatted(" for %.1f s", seconds));
 }
 
 }  // namespace

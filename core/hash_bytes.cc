@@ -1,7 +1,8 @@
 #include "core/hash_bytes.h"
 
-#include <cstdio>
 #include <cstring>
+
+#include "core/formatted.h"
 
 namespace oneflow_like {
 namespace {
@@ -36,9 +37,7 @@ uint64_t HashOfBytes(const void* data, size_t bytes, uint64_t before) {
 }
 
 std::string Hexadecimal(uint64_t number) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-  return text;
+  return Formatted("%016llx", static_cast<unsigned long long>(number));
 }
 
 }  // namespace oneflow_like

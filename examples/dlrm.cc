@@ -26,11 +26,9 @@ struct Flags {
 FlagGroup ModelGroup() {
   return {"model",
           "Model",
-          {{"clicks",
-            &flags.clicks,
+          {{"clicks", &flags.clicks,
             "Learns from these click logs, which a pattern may name; empty means synthetic clicks.",
-            {},
-            kCommon},
+            kAnyValue, kCommon},
            {"dense", &flags.dense, "Sets how many numbers a sample has.", RangeOf(1, 1 << 16), kKept},
            {"tables", &flags.tables, "Sets how many words a sample has, each with a table of its own.",
             RangeOf(1, 1 << 12), kCommon | kKept},

@@ -25,7 +25,7 @@ FlagGroup ModelGroup() {
   return {
       "model",
       "Model",
-      {{"size", &flags.size, "Chooses the residual network: tiny, 18 or 50.", {}, kCommon | kKept},
+      {{"size", &flags.size, "Chooses the residual network: tiny, 18 or 50.", kAnyValue, kCommon | kKept},
        {"identities", &flags.identities, "Sets the number of synthetic identities.", RangeOf(2, 1 << 28),
         kCommon | kKept},
        {"width", &flags.width, "Sets the number of components of an embedding.", RangeOf(1, 1 << 16),

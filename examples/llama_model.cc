@@ -8,40 +8,16 @@ namespace examples {
 
 LlamaConfig LlamaOfSize(const std::string& size) {
   if (size == "tiny") return {};
-  if (size == "160m")
-    return {.layers = 12,
-            .width = 768,
-            .heads = 12,
-            .kv_heads = 4,
-            .head_width = 64,
-            .inner = 3328,
-            .vocabulary = 32000};
-  if (size == "1b")
-    return {.layers = 16,
-            .width = 2048,
-            .heads = 32,
-            .kv_heads = 8,
-            .head_width = 64,
-            .inner = 8192,
-            .vocabulary = 128256,
-            .rope = {.base = 500000, .trained_length = 8192, .factor = 32},
-            .tied = true};
-  if (size == "8b")
-    return {.layers = 32,
-            .width = 4096,
-            .heads = 32,
-            .kv_heads = 8,
-            .head_width = 128,
-            .inner = 14336,
-            .vocabulary = 128256};
-  if (size == "70b")
-    return {.layers = 80,
-            .width = 8192,
-            .heads = 64,
-            .kv_heads = 8,
-            .head_width = 128,
-            .inner = 28672,
-            .vocabulary = 128256};
+  // Layers, width, heads, kv_heads, head_width, inner, vocabulary.
+  if (size == "160m") return {12, 768, 12, 4, 64, 3328, 32000};
+  if (size == "1b") {
+    LlamaConfig c = {16, 2048, 32, 8, 64, 8192, 128256};
+    c.rope = {.base = 500000, .trained_length = 8192, .factor = 32};
+    c.tied = true;
+    return c;
+  }
+  if (size == "8b") return {32, 4096, 32, 8, 128, 14336, 128256};
+  if (size == "70b") return {80, 8192, 64, 8, 128, 28672, 128256};
   if (size == "mixtral_tiny") return {.inner = 256, .rope = {.base = 1e6}, .experts = {.experts = 8}};
   if (size == "qwen_moe_tiny")
     return {.kv_heads = 4,
@@ -50,16 +26,11 @@ LlamaConfig LlamaOfSize(const std::string& size) {
             .norm_eps = 1e-6,
             .qkv_bias = true,
             .experts = {.experts = 8, .top_k = 4, .shared_inner = 192, .normalise = false, .aux_loss = 1e-3}};
-  if (size == "mixtral_8x7b")
-    return {.layers = 32,
-            .width = 4096,
-            .heads = 32,
-            .kv_heads = 8,
-            .head_width = 128,
-            .inner = 14336,
-            .vocabulary = 32000,
-            .rope = {.base = 1e6},
-            .experts = {.experts = 8}};
+  if (size == "mixtral_8x7b") {
+    LlamaConfig c = {32, 4096, 32, 8, 128, 14336, 32000, {.base = 1e6}};
+    c.experts.experts = 8;
+    return c;
+  }
   Fail("--size=", size, ": must be tiny, 160m, 1b, 8b, 70b, mixtral_tiny, qwen_moe_tiny or mixtral_8x7b");
 }
 

@@ -32,7 +32,7 @@ FlagGroup ModelGroup() {
         RangeOf(1, 1 << 20), kCommon | kKept},
        {"experts", &flags.experts, "Sets the number of experts of each block.", RangeOf(1, 1 << 16),
         kCommon | kKept},
-       {"top_k", &flags.top_k, "Sends each token to this many experts.", {}, kCommon | kFixed},
+       {"top_k", &flags.top_k, "Sends each token to this many experts.", kAnyValue, kCommon | kFixed},
        {"shared", &flags.shared, "Adds this many experts that every token uses.", RangeOf(0, 1 << 16), kKept},
        {"capacity", &flags.capacity, "Lets each expert take this many times its even share of the tokens.",
         RangeAbove(0, 1e6), kKept},

@@ -20,7 +20,7 @@ struct Flags {
 FlagGroup ModelGroup() {
   return {"model",
           "Model",
-          {{"size", &flags.size, "Chooses the network: tiny, 18 or 50.", {}, kCommon | kKept},
+          {{"size", &flags.size, "Chooses the network: tiny, 18 or 50.", kAnyValue, kCommon | kKept},
            {"norm_parts", &flags.norm_parts,
             "Sets the number of parts of the batch that batch norm treats separately.", RangeOf(1, 1 << 20),
             kKept},

@@ -26,14 +26,14 @@ struct Flags {
 } flags;
 
 FlagGroup ModelGroup() {
-  return {
-      "model",
-      "Model",
-      {{"width", &flags.width, "Sets the number of channels at full size, a multiple of 4.",
-        RangeOf(4, 1 << 12), kCommon | kKept},
-       {"samples", &flags.samples, "Writes a PNG of 8 rows of 8 drawn pictures to this file.", {}, kCommon},
-       {"draw_steps", &flags.draw_steps, "Draws a picture from noise in this many steps.",
-        RangeOf(1, 1000)}}};
+  return {"model",
+          "Model",
+          {{"width", &flags.width, "Sets the number of channels at full size, a multiple of 4.",
+            RangeOf(4, 1 << 12), kCommon | kKept},
+           {"samples", &flags.samples, "Writes a PNG of 8 rows of 8 drawn pictures to this file.", kAnyValue,
+            kCommon},
+           {"draw_steps", &flags.draw_steps, "Draws a picture from noise in this many steps.",
+            RangeOf(1, 1000)}}};
 }
 
 constexpr int64_t kAcross = 8;  // samples in a row, and rows

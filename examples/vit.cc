@@ -26,7 +26,7 @@ struct Flags {
 FlagGroup ModelGroup() {
   return {"model",
           "Model",
-          {{"size", &flags.size, "Chooses the model: tiny, small or base.", {}, kCommon | kKept},
+          {{"size", &flags.size, "Chooses the model: tiny, small or base.", kAnyValue, kCommon | kKept},
            {"layers", &flags.layers, "Sets the number of blocks; 0 takes that of --size.", RangeOf(0, 10'000),
             kCommon | kKept},
            {"patch", &flags.patch,

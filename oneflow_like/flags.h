@@ -26,6 +26,7 @@ struct FlagRange {
   bool without_least = false, without_most = false;  // whether the bound itself is outside
   std::vector<std::string> choices = {};             // of a text; empty: any
 };
+inline const FlagRange kAnyValue = {};
 inline FlagRange RangeOf(double least, double most) { return {.least = least, .most = most}; }
 inline FlagRange RangeAbove(double least, double most) {
   return {.least = least, .most = most, .without_least = true};

@@ -467,10 +467,7 @@ void AddAttention(Catalog* catalog) {
           "sees no key gets 0.",
       .axes_of = ForwardAxes,
       .whole = {"t", "d", "e"},
-      .dtypes =
-          [](const OpCall& call) {
-            return std::vector<DType>{call.dtypes[0], DType::kFloat32};
-          },
+      .dtypes = ResultTypes({0, DType::kFloat32}),
       .check = CheckForward,
       .grad = AttentionGrad,
       .category = "attention",

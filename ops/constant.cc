@@ -102,7 +102,7 @@ OpDef RandomOp(const std::string& name, const std::string& doc, KernelFn referen
                double a, const std::string& second, double b) {
   OpDef def = SourceOp(name, doc, reference, {first, second});
   def.random = true;
-  def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
+  def.dtypes = ResultTypes({DType::kFloat32});
   for (std::vector<int64_t> shape : {std::vector<int64_t>{6, 4}, {7}, {2, 3, 5}}) {
     def.samples.push_back({.attrs = {{"shape", shape}, {first, a}, {second, b}, {"key", int64_t{17}}}});
   }

@@ -185,10 +185,7 @@ void AddCrossEntropy(Catalog* catalog) {
       .axes = "logits[.. c], target[..] -> loss[..], lse[..]",
       .whole = {"c"},
       .expandable = {"c"},
-      .dtypes =
-          [](const OpCall&) {
-            return std::vector<DType>{kFloat32, kFloat32};
-          },
+      .dtypes = ResultTypes({kFloat32, kFloat32}),
       .check =
           [](const OpCall& call) {
             static const char* const kNames[] = {"logits", "target"};
@@ -242,10 +239,7 @@ void AddCrossEntropy(Catalog* catalog) {
       .folds = {{"c", Reduce::kSum}},
       .along = {{"p", "c"}},
       .extents = [](const OpCall& call) { return BlocksOf(call.shapes[0].back()); },
-      .dtypes =
-          [](const OpCall&) {
-            return std::vector<DType>{kFloat32, kFloat32, kFloat32};
-          },
+      .dtypes = ResultTypes({kFloat32, kFloat32, kFloat32}),
       .check =
           [](const OpCall& call) {
             static const char* const kNames[] = {"logits", "target"};

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
 
 #include "ops/language/numbers.h"
@@ -114,7 +113,7 @@ OpDef CompareOp(const std::string& name, const std::string& doc, KernelFn refere
   OpDef def = BinaryOp(name, doc, reference, nullptr);
   def.check = [](const OpCall& call) { RequireSameTypes(call); };
   def.stops_gradient = true;
-  def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kBool}; };
+  def.dtypes = ResultTypes({DType::kBool});
   std::vector<Sample> integers = def.samples;
   for (Sample& s : integers) s.dtypes = {DType::kInt32, DType::kInt32};
   def.samples.insert(def.samples.end(), integers.begin(), integers.end());
@@ -317,7 +316,7 @@ void AddWhereAndCast(Catalog* catalog) {
     }
     RequireSameTypes(call, 1);
   };
-  choose.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  choose.dtypes = ResultTypes({1});
   choose.grad = [](const GradCall& c) {
     Tensor dy = c.dout[0], none = scale(dy, 0);
     std::vector<Tensor> d(3);

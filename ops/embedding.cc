@@ -148,7 +148,7 @@ void AddEmbedding(Catalog* catalog) {
             return std::map<std::string, int64_t>{
                 {"v", call.attrs->Int("rows") / std::max<int64_t>(1, PartsIn(call))}};
           },
-      .dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; },
+      .dtypes = ResultTypes({1}),
       .check = CheckGrad,
       .grad = [](const GradCall& call) -> std::vector<Tensor> {
         return {Tensor(), call.attrs.Has("parts") ? embedding_in_parts(call.dout[0], call.in[0])

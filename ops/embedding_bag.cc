@@ -290,7 +290,7 @@ void AddGrad(Catalog* catalog) {
     RequireAttr(call, "rows");
     RequireAttr(call, "mode");
   };
-  grad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[2]}; };
+  grad.dtypes = ResultTypes({2});
   grad.rows = RowsOfBags;
   grad.grad = BagGradGrad;
   grad.flops = RowsFlops;
@@ -344,7 +344,7 @@ void AddWeightsGrad(Catalog* catalog) {
     RequireInteger(call, 2);
     RequireFloating(call, 3);
   };
-  weights.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
+  weights.dtypes = ResultTypes({DType::kFloat32});
   weights.flops = RowsFlops;
   weights.chosen = {"v", "ids"};
   weights.grad = BagWeightsGradGrad;

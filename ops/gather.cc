@@ -158,7 +158,7 @@ void AddGatherPair(Catalog* catalog) {
     RequireInteger(call, 0);
     RequireFloating(call, 1);
   };
-  grad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  grad.dtypes = ResultTypes({1});
   grad.flops = [](const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); };
   grad.grad = [](const GradCall& c) {
     return std::vector<Tensor>{Tensor(), oneflow_like::gather(c.dout[0], c.in[0])};
@@ -218,7 +218,7 @@ void AddPickPair(Catalog* catalog) {
     RequireInteger(call, 0);
     RequireFloating(call, 1);
   };
-  grad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  grad.dtypes = ResultTypes({1});
   grad.flops = NoFlops;
   grad.grad = [](const GradCall& c) {
     return std::vector<Tensor>{Tensor(), oneflow_like::pick(c.dout[0], c.in[0])};
@@ -236,7 +236,7 @@ void AddOneHot(Catalog* catalog) {
   def.axes = "ids[..] -> y[.. v]";
   def.extents = Classes;
   def.check = [](const OpCall& call) { RequireInteger(call, 0); };
-  def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
+  def.dtypes = ResultTypes({DType::kFloat32});
   def.flops = NoFlops;
   def.reference = OneHot;
   def.samples = {{.in = {{6}}, .attrs = {{"classes", int64_t{5}}}, .dtypes = {DType::kInt32}, .limit = 5},

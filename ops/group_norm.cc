@@ -229,7 +229,7 @@ void AddGroupNorm(Catalog* catalog) {
   norm.extents = [](const OpCall& call) -> std::map<std::string, int64_t> {
     return {{"g", call.attrs->Int("groups")}};
   };
-  norm.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[0], kFloat32, kFloat32}; };
+  norm.dtypes = ResultTypes({0, kFloat32, kFloat32});
   norm.check = CheckGroupNorm;
   norm.grad = GroupNormGrad;
   norm.flops = GroupNormFlops;
@@ -255,9 +255,7 @@ void AddGroupNorm(Catalog* catalog) {
   grad.folds = {{"n", Reduce::kSum}};
   grad.linear = {{"dy"}};
   grad.whole_of = [](const OpCall& call) { return WholeAxes(call.shapes[1]); };
-  grad.dtypes = [](const OpCall& call) {
-    return std::vector<DType>{call.dtypes[1], call.dtypes[2], call.dtypes[2]};
-  };
+  grad.dtypes = ResultTypes({1, 2, 2});
   grad.check = CheckGroupNormGrad;
   grad.grad = GroupNormGradGrad;
   grad.flops = GroupNormFlops;

@@ -171,9 +171,7 @@ void AddProduct(Catalog* catalog) {
     RequireInputs(call, 3);
     RequireFloating(call, 0);
     RequireFloating(call, 1);
-    if (call.dtypes[0] != call.dtypes[1])
-      Fail(call.who, ": x is ", Name(call.dtypes[0]), " but w is ", Name(call.dtypes[1]),
-           "; cast one of them");
+    RequireSameTypes(call, 0, 1);
     const double share = call.attrs->Float("share", 1);
     if (!(share > 0 && share <= 1)) Fail(call.who, ": share is ", share, " but must be above 0, at most 1");
     const int rank = call.shapes[1].rank();
@@ -222,9 +220,7 @@ void AddGradWeight(Catalog* catalog) {
     RequireInputs(call, 3);
     RequireFloating(call, 0);
     RequireFloating(call, 1);
-    if (call.dtypes[0] != call.dtypes[1])
-      Fail(call.who, ": x is ", Name(call.dtypes[0]), " but dy is ", Name(call.dtypes[1]),
-           "; cast one of them");
+    RequireSameTypes(call, 0, 1);
     RequireAttr(call, "experts");
     CheckCountsOperand(call, call.attrs->Int("experts"));
   };

@@ -92,11 +92,8 @@ template <bool kGrad>
 void CheckResize(const OpCall& call) {
   const char* name = kGrad ? "dy" : "x";
   RequireInputs(call, 1);
-  RequireFloating(call);
+  RequirePictures(call);
   const Dims& x = call.shapes[0];
-  if (x.rank() != 4)
-    Fail(call.who, ": ", name, " has ", x.rank(), x.rank() == 1 ? " axis" : " axes",
-         " but needs 4 (batch, rows, columns, channels)");
   RequireSizes(call, kGrad ? "plane" : "size");
   RequireAttr(call, "mode");
   RequireAttr(call, "align_corners");

@@ -38,8 +38,7 @@ void CheckHead(const OpCall& call, size_t inputs, const char* const* names) {
   if (call.attrs->Int("tile") < 1)
     Fail(call.who, ": tile is ", call.attrs->Int("tile"), " rows but must be at least 1");
   const Dims &x = call.shapes[0], &w = call.shapes[1];
-  if (call.dtypes[0] != call.dtypes[1])
-    Fail(call.who, ": x is ", Name(call.dtypes[0]), " but w is ", Name(call.dtypes[1]), "; cast one of them");
+  RequireSameTypes(call, 0, 1);
   if (x.rank() == 0) Fail(call.who, ": x has no axes but needs a hidden one");
   if (w.rank() != 2)
     Fail(call.who, ": w is ", w.str(), " but must have 2 axes, of classes and the hidden one");
@@ -217,7 +216,7 @@ void AddLinearCrossEntropy(Catalog* catalog) {
   loss.whole.insert("c");
   loss.expandable = {"c"};
   loss.expand = ExpandLinearCrossEntropy;
-  loss.dtypes = [](const OpCall&) { return std::vector<DType>{kFloat32, kFloat32}; };
+  loss.dtypes = ResultTypes({kFloat32, kFloat32});
   loss.check = CheckHeadLoss;
   loss.grad = LinearCrossEntropyGrad;
   loss.flops = flops(1);
@@ -242,7 +241,7 @@ void AddLinearCrossEntropy(Catalog* catalog) {
   statistics.extents = [](const OpCall& call) {
     return BlocksOf(call.shapes[1].rank() > 0 ? call.shapes[1][0] : 1);
   };
-  statistics.dtypes = [](const OpCall&) { return std::vector<DType>{kFloat32, kFloat32, kFloat32}; };
+  statistics.dtypes = ResultTypes({kFloat32, kFloat32, kFloat32});
   statistics.check = CheckHeadLoss;
   statistics.flops = flops(1);
   statistics.samples = samples;

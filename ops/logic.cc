@@ -1,6 +1,5 @@
 // Elementwise operators on truth values and on the bits of integers; remainder; which numbers are finite.
 #include <cmath>
-#include <limits>
 
 #include "ops/elementwise.h"
 #include "ops/language/calls.h"

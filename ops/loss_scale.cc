@@ -48,10 +48,7 @@ void AddLossScaling(Catalog* catalog) {
              "and clips to "
              "max_norm (0: does not clip), the norm without the scale, and whether it is finite.",
       .axes = "s[], scale[] -> factor[], norm[], finite[]",
-      .dtypes =
-          [](const OpCall&) {
-            return std::vector<DType>{kFloat32, kFloat32, kBool};
-          },
+      .dtypes = ResultTypes({kFloat32, kFloat32, kBool}),
       .check =
           [](const OpCall& call) {
             RequireInputs(call, 2);
@@ -74,10 +71,7 @@ void AddLossScaling(Catalog* catalog) {
             return Cat("scale[], finite_steps[], finite[]", call.shapes.size() > 3 ? ", applies[]" : "",
                        " -> new_scale[], new_finite_steps[]");
           },
-      .dtypes =
-          [](const OpCall&) {
-            return std::vector<DType>{kFloat32, kFloat32};
-          },
+      .dtypes = ResultTypes({kFloat32, kFloat32}),
       .check =
           [](const OpCall& call) {
             if (call.shapes.size() != 4) RequireInputs(call, 3);

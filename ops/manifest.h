@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "ops/op.h"
 
@@ -76,12 +79,18 @@ void RequireFloating(const OpCall& call);  // every input
 void RequireFloating(const OpCall& call, size_t input);
 void RequireInteger(const OpCall& call, size_t input);        // i32 or i64
 void RequireSameTypes(const OpCall& call, size_t first = 0);  // inputs from `first` on agree
-void RequireArithmetic(const OpCall& call);                   // all inputs of one type other than bool
+void RequireSameTypes(const OpCall& call, size_t a, size_t b);
+void RequireArithmetic(const OpCall& call);  // all inputs of one type other than bool
 // Requires that the attribute is present; for operators used by name.
 void RequireAttr(const OpCall& call, const std::string& name);
 // A user's words for the axes h and w of a picture.
 inline const char* const kPlaneAxes[] = {"rows", "columns"};
+// Requires a first input of floating type and of 4 axes, pictures with their channels last.
+void RequirePictures(const OpCall& call);
 // Requires an attribute of two numbers, for rows and columns, none below `least`.
 void RequirePair(const OpCall& call, const std::string& name, int64_t least);
+
+// OpDef::dtypes: of each result its type, or the number of the input that has it.
+std::function<std::vector<DType>(const OpCall&)> ResultTypes(std::vector<std::variant<int, DType>> results);
 
 }  // namespace oneflow_like

@@ -66,7 +66,7 @@ void AddMicroBatch(Catalog* catalog) {
   index.doc = "The number of the micro-batch, from 0 on.";
   index.axes = "-> y[]";
   index.check = [](const OpCall& call) { RequireInputs(call, 0); };
-  index.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kInt64}; };
+  index.dtypes = ResultTypes({DType::kInt64});
   index.each_micro_batch = true;
   index.flops = NoFlops;
   index.reference = MicroBatchIndex;

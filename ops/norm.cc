@@ -195,10 +195,7 @@ void AddLayerNorm(Catalog* catalog) {
           "(x - mean) / sqrt(variance + eps) * gamma + beta over the last axis; also mean and 1 / sqrt(..).",
       .axes = "x[.. c], gamma[c], beta[c] -> y[.. c], mean[..], rstd[..]",
       .whole = {"c"},
-      .dtypes =
-          [](const OpCall& call) {
-            return std::vector<DType>{call.dtypes[0], DType::kFloat32, DType::kFloat32};
-          },
+      .dtypes = ResultTypes({0, DType::kFloat32, DType::kFloat32}),
       .check = [](const OpCall& call) { CheckNorm(call, 3, true); },
       .grad = LayerNormGrad,
       .flops = NormFlops,
@@ -218,10 +215,7 @@ void AddLayerNorm(Catalog* catalog) {
       .folds = {{"..", Reduce::kSum}},
       .linear_of = LinearOperands,
       .whole = {"c"},
-      .dtypes =
-          [](const OpCall& call) {
-            return std::vector<DType>{call.dtypes[1], call.dtypes[2], call.dtypes[2]};
-          },
+      .dtypes = ResultTypes({1, 2, 2}),
       .check = [](const OpCall& call) { CheckNormGrad(call, 5); },
       .grad = NormGradGrad<true>,
       .flops = NormFlops,
@@ -243,10 +237,7 @@ void AddRmsNorm(Catalog* catalog) {
       .doc = "x / sqrt(mean(x^2) + eps) * gamma over the last axis; also 1 / sqrt(..).",
       .axes = "x[.. c], gamma[c] -> y[.. c], rstd[..]",
       .whole = {"c"},
-      .dtypes =
-          [](const OpCall& call) {
-            return std::vector<DType>{call.dtypes[0], DType::kFloat32};
-          },
+      .dtypes = ResultTypes({0, DType::kFloat32}),
       .check = [](const OpCall& call) { CheckNorm(call, 2, true); },
       .grad = RmsNormGrad,
       .flops = NormFlops,
@@ -264,10 +255,7 @@ void AddRmsNorm(Catalog* catalog) {
       .folds = {{"..", Reduce::kSum}},
       .linear_of = LinearOperands,
       .whole = {"c"},
-      .dtypes =
-          [](const OpCall& call) {
-            return std::vector<DType>{call.dtypes[1], call.dtypes[2]};
-          },
+      .dtypes = ResultTypes({1, 2}),
       .check = [](const OpCall& call) { CheckNormGrad(call, 4); },
       .grad = NormGradGrad<false>,
       .flops = NormFlops,

@@ -206,13 +206,33 @@ void RequireInteger(const OpCall& call, size_t input) {
   }
 }
 
+void RequireSameTypes(const OpCall& call, size_t a, size_t b) {
+  if (call.dtypes[a] != call.dtypes[b])
+    Fail(call.who, ": ", Input(call, a), " is ", Name(call.dtypes[a]), " but ", Input(call, b), " is ",
+         Name(call.dtypes[b]), "; cast one of them");
+}
+
 void RequireSameTypes(const OpCall& call, size_t first) {
-  for (size_t i = first + 1; i < call.dtypes.size(); ++i) {
-    if (call.dtypes[i] != call.dtypes[first]) {
-      Fail(call.who, ": ", Input(call, first), " is ", Name(call.dtypes[first]), " but ", Input(call, i),
-           " is ", Name(call.dtypes[i]), "; cast one of them");
+  for (size_t i = first + 1; i < call.dtypes.size(); ++i) RequireSameTypes(call, first, i);
+}
+
+void RequirePictures(const OpCall& call) {
+  RequireFloating(call, 0);
+  const int rank = call.shapes[0].rank();
+  if (rank != 4)
+    Fail(call.who, ": ", Input(call, 0), " has ", rank, rank == 1 ? " axis" : " axes",
+         " but needs 4 (batch, rows, columns, channels)");
+}
+
+std::function<std::vector<DType>(const OpCall&)> ResultTypes(std::vector<std::variant<int, DType>> results) {
+  return [results](const OpCall& call) {
+    std::vector<DType> types;
+    for (const auto& result : results) {
+      const int* input = std::get_if<int>(&result);
+      types.push_back(input ? call.dtypes[*input] : std::get<DType>(result));
     }
-  }
+    return types;
+  };
 }
 
 void RequireArithmetic(const OpCall& call) {

@@ -217,7 +217,7 @@ void AddRate(Catalog* catalog) {
       .name = "learning_rate",
       .doc = "lr times what the schedule says of the step.",
       .axes = "-> rate[]",
-      .dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; },
+      .dtypes = ResultTypes({DType::kFloat32}),
       .check = CheckRate,
       .reference = RateReference,
       .samples =

@@ -161,23 +161,17 @@ void CheckWindows(const OpCall& call, const int64_t* in) {
   }
 }
 
-void CheckFour(const OpCall& call, size_t inputs, const char* name) {
-  RequireInputs(call, inputs);
-  RequireFloating(call, 0);
-  if (call.shapes[0].rank() != 4)
-    Fail(call.who, ": ", name, " has ", call.shapes[0].rank(), call.shapes[0].rank() == 1 ? " axis" : " axes",
-         " but needs 4 (batch, rows, columns, channels)");
-}
-
 void CheckPool(const OpCall& call) {
-  CheckFour(call, 1, "x");
+  RequireInputs(call, 1);
+  RequirePictures(call);
   CheckWindows(call, call.shapes[0].begin() + 1);
 }
 
 // dy, and with kInputs 2 the places; attribute "plane" has the rows and columns of x.
 template <size_t kInputs>
 void CheckPoolGrad(const OpCall& call) {
-  CheckFour(call, kInputs, "dy");
+  RequireInputs(call, kInputs);
+  RequirePictures(call);
   RequirePair(call, "plane", 1);
   CheckWindows(call, call.attrs->Ints("plane").data());
   int64_t out[2];
@@ -277,7 +271,7 @@ void AddMaxPool(Catalog* catalog) {
   pool.axes = "x[n h w c] -> y[n p q c], at[n p q c]";
   pool.extents = PoolExtents;
   pool.check = CheckPool;
-  pool.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[0], DType::kInt32}; };
+  pool.dtypes = ResultTypes({0, DType::kInt32});
   pool.grad = [](const GradCall& c) {
     Attrs attrs = WithPlane(c.attrs, c.in[0].shape());
     return Apply(c.in[0].graph(), "max_pool2d_grad", {c.dout[0], c.out[1]}, attrs);

@@ -1,7 +1,6 @@
 // Reductions: sum, mean, max, min, argmax, sum_to and square_sum. A rank that holds part of a reduced axis
 // folds its part, and the parts recombine by the same fold.
 #include <array>
-#include <cmath>
 #include <limits>
 
 #include "ops/language/functional.h"
@@ -335,7 +334,7 @@ void AddExtremes(Catalog* catalog) {
       Fail(call.who, ": axis ", axis, " is 0 but must be at least 1 to have a greatest element");
     }
   };
-  argmax.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kInt64}; };
+  argmax.dtypes = ResultTypes({DType::kInt64});
   argmax.stops_gradient = true;
   argmax.any_type = true;
   argmax.reference = Argmax;

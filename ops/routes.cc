@@ -308,7 +308,7 @@ void AddDotRows(Catalog* catalog) {
     RequireFloating(call, 1);
     RequireTables(call, 2);
   };
-  def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
+  def.dtypes = ResultTypes({DType::kFloat32});
   def.flops = [](const BoundRule& rule) {
     return 2.0 * static_cast<double>(rule.out[0].shape.elements()) *
            static_cast<double>(rule.extents.at("w"));

@@ -53,9 +53,7 @@ void CheckMax(const OpCall& call) {
   RequireInteger(call, 0);
   RequireSummable(call, 1);
   RequireAxis(call, 2);
-  if (call.dtypes[1] != call.dtypes[2])
-    Fail(call.who, ": src is ", Name(call.dtypes[1]), " but x is ", Name(call.dtypes[2]),
-         "; cast one of them");
+  RequireSameTypes(call, 1);
 }
 
 // The axes of ids in src stand where the axis stands in x.
@@ -77,10 +75,13 @@ void CheckElements(const OpCall& call) {
   CheckAlong(call, 0, 2, "x", RequireAxis(call, 2));
 }
 
-OpDef MaxOp(const std::string& name, const std::string& doc) {
+OpDef MaxOp(const std::string& name, const std::string& doc, std::vector<Sample> samples) {
   OpDef def;
   def.name = name;
   def.doc = doc;
+  def.samples = std::move(samples);
+  for (Sample& s : def.samples) s.low = -20, s.high = 20;  // far apart: no rounding makes two equal
+  def.dtypes = ResultTypes({1});
   def.flops = [](const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); };
   return def;
 }
@@ -91,7 +92,12 @@ Attrs AlongAxis(int64_t axis) { return {{"axis", axis}}; }
 
 void AddScatterMax(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef parts = MaxOp("index_max", "The greatest of x and of those parts of src whose index names it.");
+  OpDef parts =
+      MaxOp("index_max", "The greatest of x and of those parts of src whose index names it.",
+            {{.in = {{5}, {5, 4}, {6, 4}}, .attrs = AlongAxis(0), .dtypes = {i, f, f}, .limit = 6},
+             {.in = {{4}, {3, 4, 2}, {3, 5, 2}}, .attrs = AlongAxis(1), .dtypes = {l, f, f}, .limit = 5},
+             {.in = {{2, 3}, {4, 2, 3}, {4, 7}}, .attrs = AlongAxis(1), .dtypes = {i, f, f}, .limit = 7},
+             {.in = {{}, {5}, {4, 5}}, .attrs = AlongAxis(0), .dtypes = {l, l, l}, .limit = 4}});
   parts.axes_of = [](const OpCall& call) {
     RequireInputs(call, 3);
     const int rank = call.shapes[2].rank(), axis = RequireAxis(call, 2);
@@ -103,33 +109,16 @@ void AddScatterMax(Catalog* catalog) {
     for (int a = 0; a < call.shapes[0].rank(); ++a) folds[Letter(kIds + a)] = Reduce::kMax;
     return folds;
   };
-  parts.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   parts.check = CheckParts;
   parts.grad = MaxByIndexGrad<false>;
   parts.reference = MaxByIndex<false>;
-  parts.samples = {{.in = {{5}, {5, 4}, {6, 4}},
-                    .attrs = AlongAxis(0),
-                    .dtypes = {i, f, f},
-                    .limit = 6,
-                    .low = -20,
-                    .high = 20},
-                   {.in = {{4}, {3, 4, 2}, {3, 5, 2}},
-                    .attrs = AlongAxis(1),
-                    .dtypes = {l, f, f},
-                    .limit = 5,
-                    .low = -20,
-                    .high = 20},
-                   {.in = {{2, 3}, {4, 2, 3}, {4, 7}},
-                    .attrs = AlongAxis(1),
-                    .dtypes = {i, f, f},
-                    .limit = 7,
-                    .low = -20,
-                    .high = 20},
-                   {.in = {{}, {5}, {4, 5}}, .attrs = AlongAxis(0), .dtypes = {l, l, l}, .limit = 4}};
   catalog->Add(std::move(parts));
 
-  OpDef elements =
-      MaxOp("scatter_max", "The greatest of x and of those elements of src whose index names it.");
+  OpDef elements = MaxOp(
+      "scatter_max", "The greatest of x and of those elements of src whose index names it.",
+      {{.in = {{5, 4}, {5, 4}, {6, 4}}, .attrs = AlongAxis(0), .dtypes = {i, f, f}, .limit = 6},
+       {.in = {{3, 4, 2}, {3, 4, 2}, {3, 5, 2}}, .attrs = AlongAxis(1), .dtypes = {l, f, f}, .limit = 5},
+       {.in = {{6}, {6}, {4}}, .attrs = AlongAxis(0), .dtypes = {i, l, l}, .limit = 4}});
   elements.axes_of = [](const OpCall& call) {
     RequireInputs(call, 3);
     const int rank = call.shapes[2].rank(), axis = RequireAxis(call, 2);
@@ -138,23 +127,9 @@ void AddScatterMax(Catalog* catalog) {
     return "ids" + ids + ", src" + ids + ", x" + whole + " -> y" + whole;
   };
   elements.folds = {{Letter(kIds), Reduce::kMax}};
-  elements.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   elements.check = CheckElements;
   elements.grad = MaxByIndexGrad<true>;
   elements.reference = MaxByIndex<true>;
-  elements.samples = {{.in = {{5, 4}, {5, 4}, {6, 4}},
-                       .attrs = AlongAxis(0),
-                       .dtypes = {i, f, f},
-                       .limit = 6,
-                       .low = -20,
-                       .high = 20},
-                      {.in = {{3, 4, 2}, {3, 4, 2}, {3, 5, 2}},
-                       .attrs = AlongAxis(1),
-                       .dtypes = {l, f, f},
-                       .limit = 5,
-                       .low = -20,
-                       .high = 20},
-                      {.in = {{6}, {6}, {4}}, .attrs = AlongAxis(0), .dtypes = {i, l, l}, .limit = 4}};
   catalog->Add(std::move(elements));
 }
 

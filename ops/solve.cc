@@ -311,10 +311,7 @@ void AddSolve(Catalog* catalog) {
           [](const OpCall& call) {
             return std::map<std::string, int64_t>{{"k", call.shapes[0].back()}};
           },
-      .dtypes =
-          [](const OpCall& call) {
-            return std::vector<DType>{call.dtypes[0], call.dtypes[0]};
-          },
+      .dtypes = ResultTypes({0, 0}),
       .check =
           [](const OpCall& call) {
             CheckMatrices(call, 1);

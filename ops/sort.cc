@@ -111,7 +111,7 @@ void AddArgsort(Catalog* catalog) {
       Fail(call.who, ": k is ", k, " but axis ", axis, " has ", extent, " elements; k must be in [0, ",
            extent, "]");
   };
-  def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kInt64}; };
+  def.dtypes = ResultTypes({DType::kInt64});
   def.flops = [](const BoundRule& rule) {
     return static_cast<double>(rule.in[0].shape.elements()) * std::log2(2.0 + rule.extents.at("s"));
   };

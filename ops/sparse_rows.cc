@@ -1,6 +1,7 @@
 // The gradient of a table as the rows that a batch touched (unique_rows), and updates of those rows alone
 // (sgd_rows, adagrad_rows), which in place cost what the batch touches, however large the table.
 #include <cmath>
+#include <cstring>
 
 #include "ops/language/calls.h"
 #include "ops/language/functional.h"
@@ -55,57 +56,42 @@ void ForRowsHere(const TensorArg& rows, const TensorArg& table, const ListParts&
 
 Status SgdRowsReference(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &values = context.in[2], &table = context.out[0];
-  const ListParts parts = PartsOf(context.spec.attrs, rows, table.global[0]);
-  Status checked = CheckTouched(rows, table.global[0], parts);
-  if (!checked.ok()) return checked;
-  CopyTo(context.in[0], table);
-  RowsUpdate update(context, 3);
-  if (update.skipped) return Status();
-  double decay = context.spec.attrs.Float("weight_decay", 0);
-  int64_t width = table.extent[1];
-  ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
-    for (int64_t d = 0; d < width; ++d) {
-      double weight = LoadFloat(table, row * width + d);
-      double gradient = update.factor * LoadFloat(values, i * width + d) + decay * weight;
-      StoreFloat(table, row * width + d, weight - update.lr * gradient);
-    }
+  return UpdateTouched(context, 3, CopyTo, [&](const RowsUpdate& update, const ListParts& parts) {
+    double decay = context.spec.attrs.Float("weight_decay", 0);
+    int64_t width = table.extent[1];
+    ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
+      for (int64_t d = 0; d < width; ++d) {
+        double weight = LoadFloat(table, row * width + d);
+        double gradient = update.factor * LoadFloat(values, i * width + d) + decay * weight;
+        StoreFloat(table, row * width + d, weight - update.lr * gradient);
+      }
+    });
   });
-  return Status();
 }
 
 Status AddSquaresReference(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &squares = context.in[2], &state = context.out[0];
-  const ListParts parts = PartsOf(context.spec.attrs, rows, state.global[0]);
-  Status checked = CheckTouched(rows, state.global[0], parts);
-  if (!checked.ok()) return checked;
-  CopyTo(context.in[0], state);
-  RowsUpdate update(context, 3);
-  if (update.skipped) return Status();
-  ForRowsHere(rows, state, parts, [&](int64_t i, int64_t row) {
-    StoreFloat(state, row, LoadFloat(state, row) + update.factor * update.factor * LoadFloat(squares, i));
+  return UpdateTouched(context, 3, CopyTo, [&](const RowsUpdate& update, const ListParts& parts) {
+    ForRowsHere(rows, state, parts, [&](int64_t i, int64_t row) {
+      StoreFloat(state, row, LoadFloat(state, row) + update.factor * update.factor * LoadFloat(squares, i));
+    });
   });
-  return Status();
 }
 
 Status AdagradRowsReference(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &values = context.in[2], &state = context.in[3],
                   &table = context.out[0];
-  const ListParts parts = PartsOf(context.spec.attrs, rows, table.global[0]);
-  Status checked = CheckTouched(rows, table.global[0], parts);
-  if (!checked.ok()) return checked;
-  CopyTo(context.in[0], table);
-  RowsUpdate update(context, 4);
-  if (update.skipped) return Status();
-  double eps = context.spec.attrs.Float("eps", 1e-8);
-  int64_t width = table.extent[1];
-  ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
-    double rate = update.lr * update.factor / (std::sqrt(LoadFloat(state, row)) + eps);
-    for (int64_t d = 0; d < width; ++d) {
-      double weight = LoadFloat(table, row * width + d);
-      StoreFloat(table, row * width + d, weight - rate * LoadFloat(values, i * width + d));
-    }
+  return UpdateTouched(context, 4, CopyTo, [&](const RowsUpdate& update, const ListParts& parts) {
+    double eps = context.spec.attrs.Float("eps", 1e-8);
+    int64_t width = table.extent[1];
+    ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
+      double rate = update.lr * update.factor / (std::sqrt(LoadFloat(state, row)) + eps);
+      for (int64_t d = 0; d < width; ++d) {
+        double weight = LoadFloat(table, row * width + d);
+        StoreFloat(table, row * width + d, weight - rate * LoadFloat(values, i * width + d));
+      }
+    });
   });
-  return Status();
 }
 
 // --- Rules ---------------------------------------------------------------------------------------
@@ -204,7 +190,7 @@ void AddUniqueRows(Catalog* catalog) {
     RequireFloating(call, 1);
     CheckListParts(call, 0);
   };
-  def.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[0], DType::kFloat32}; };
+  def.dtypes = ResultTypes({0, DType::kFloat32});
   def.any_type = true;
   def.reference = UniqueRows;
   def.samples = {{.in = {{6}, {6, 3}}, .dtypes = {kInt64, kFloat32}, .limit = 4},

@@ -217,7 +217,7 @@ void AddIndexSum(Catalog* catalog) {
       Fail(call.who, ": ids is ", call.shapes[0].str(), " but src ", call.shapes[1].str(), " is ", part.str(),
            " from axis ", axis, " on");
   };
-  sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  sum.dtypes = ResultTypes({1});
   sum.flops = OneForEach;
   sum.grad = [](const GradCall& c) {
     const int64_t axis = c.attrs.Int("axis");
@@ -294,7 +294,7 @@ void AddScatterSum(Catalog* catalog) {
     CheckExtent(call);
     CheckAlong(call, 0, 1, "src", -1);
   };
-  sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  sum.dtypes = ResultTypes({1});
   sum.flops = OneForEach;
   sum.grad = [](const GradCall& c) {
     return SumsGrad(c, take_along_axis(c.dout[0], c.in[0], c.attrs.Int("axis")));

@@ -171,7 +171,7 @@ void AddTemporalClassification(Catalog* catalog) {
   loss.doc = "Connectionist temporal classification: minus the logarithm of the probability of the targets.";
   loss.axes = "log_probs[n t c], targets[n s], input_lengths[n], target_lengths[n] -> loss[n]";
   loss.whole = {"t", "c", "s"};
-  loss.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
+  loss.dtypes = ResultTypes({DType::kFloat32});
   loss.check = [](const OpCall& call) { CheckCtc(call, 4); };
   loss.grad = [](const GradCall& c) {
     Tensor d =

@@ -2,8 +2,6 @@
 // one update.
 #pragma once
 
-#include <cstring>
-
 #include "core/device/kernel.h"
 #include "ops/language/schedule.h"
 #include "ops/list_parts.h"
@@ -34,5 +32,18 @@ struct RowsUpdate {
     skipped = context.in.size() > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
   }
 };
+
+// An update of the rows that input 1 lists of the table that is input 0 and then the result: calls
+// update(numbers, parts) after copy(from, to), unless the act is skipped.
+template <typename Copy, typename Update>
+Status UpdateTouched(const KernelContext& context, size_t factor_input, Copy copy, Update update) {
+  const TensorArg &rows = context.in[1], &table = context.out[0];
+  const ListParts parts = PartsOf(context.spec.attrs, rows, table.global[0]);
+  if (Status checked = CheckTouched(rows, table.global[0], parts); !checked.ok()) return checked;
+  copy(context.in[0], table);
+  const RowsUpdate numbers(context, factor_input);
+  if (!numbers.skipped) update(numbers, parts);
+  return Status();
+}
 
 }  // namespace oneflow_like

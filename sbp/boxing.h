@@ -3,7 +3,6 @@
 // and the name of the operation in a collective library.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "sbp/mesh.h"

@@ -159,33 +159,10 @@ Primitive PrimitiveOf(uint32_t pairs, bool local) {
 }  // namespace
 
 const char* Name(Primitive primitive) {
-  switch (primitive) {
-    case Primitive::kAccumulate:
-      return "accumulate";
-    case Primitive::kTimeSlice:
-      return "time_slice";
-    case Primitive::kTimeGather:
-      return "time_gather";
-    case Primitive::kKeep:
-      return "keep";
-    case Primitive::kLocalSlice:
-      return "local_slice";
-    case Primitive::kAllReduce:
-      return "all_reduce";
-    case Primitive::kReduceScatter:
-      return "reduce_scatter";
-    case Primitive::kAllGather:
-      return "all_gather";
-    case Primitive::kAllToAll:
-      return "all_to_all";
-    case Primitive::kBroadcast:
-      return "broadcast";
-    case Primitive::kSend:
-      return "send";
-    case Primitive::kRouted:
-      return "routed";
-  }
-  return "";
+  static const char* const names[] = {"accumulate",  "time_slice", "time_gather",    "keep",
+                                      "local_slice", "all_reduce", "reduce_scatter", "all_gather",
+                                      "all_to_all",  "broadcast",  "send",           "routed"};
+  return names[static_cast<int>(primitive)];
 }
 
 uint32_t CloseOverCuts(uint32_t changed, int axes, const Sbp* from, const int* from_sizes, const Sbp* to,

@@ -6,7 +6,6 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -27,45 +26,26 @@ using Clock = std::chrono::steady_clock;
 // A member may take to say farewell.
 constexpr std::chrono::seconds kFarewellTime(10);
 
+// Finds NCCL's word for ours in a table of both.
+template <typename From, typename To, size_t n>
+bool Translate(const std::pair<From, To> (&table)[n], From from, To* to) {
+  const auto at = std::find_if(table, table + n, [from](const auto& pair) { return pair.first == from; });
+  if (at == table + n) return false;
+  *to = at->second;
+  return true;
+}
+
 Status ToNccl(DType dtype, ncclDataType_t* type) {
-  switch (dtype) {
-    case DType::kFloat32:
-      *type = ncclFloat32;
-      return Status();
-    case DType::kBFloat16:
-      *type = ncclBfloat16;
-      return Status();
-    case DType::kFloat16:
-      *type = ncclFloat16;
-      return Status();
-    case DType::kInt32:
-      *type = ncclInt32;
-      return Status();
-    case DType::kInt64:
-      *type = ncclInt64;
-      return Status();
-    case DType::kUInt8:
-      *type = ncclUint8;
-      return Status();
-    default:
-      return Status(Cat("NCCL does not combine ", Name(dtype)));
-  }
+  constexpr std::pair<DType, ncclDataType_t> kTypes[] = {
+      {DType::kFloat32, ncclFloat32}, {DType::kBFloat16, ncclBfloat16}, {DType::kFloat16, ncclFloat16},
+      {DType::kInt32, ncclInt32},     {DType::kInt64, ncclInt64},       {DType::kUInt8, ncclUint8}};
+  return Translate(kTypes, dtype, type) ? Status() : Status(Cat("NCCL does not combine ", Name(dtype)));
 }
 
 Status ToNccl(Reduce reduce, ncclRedOp_t* operation) {
-  switch (reduce) {
-    case Reduce::kSum:
-      *operation = ncclSum;
-      return Status();
-    case Reduce::kMax:
-      *operation = ncclMax;
-      return Status();
-    case Reduce::kMin:
-      *operation = ncclMin;
-      return Status();
-    default:
-      return Status("NCCL combines by sum, max or min");
-  }
+  constexpr std::pair<Reduce, ncclRedOp_t> kSums[] = {
+      {Reduce::kSum, ncclSum}, {Reduce::kMax, ncclMax}, {Reduce::kMin, ncclMin}};
+  return Translate(kSums, reduce, operation) ? Status() : Status("NCCL combines by sum, max or min");
 }
 
 class NcclMember;

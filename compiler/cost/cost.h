@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>

@@ -3,24 +3,14 @@
 #include <algorithm>
 #include <numeric>
 #include <queue>
-#include <unordered_map>
 
 #include "ops/equation.h"
 
 namespace oneflow_like {
 
 const char* Name(Phase phase) {
-  switch (phase) {
-    case Phase::kForward:
-      return "forward";
-    case Phase::kBackward:
-      return "backward";
-    case Phase::kWeightGradient:
-      return "weight_gradient";
-    case Phase::kUpdate:
-      return "update";
-  }
-  return "";
+  static const char* const names[] = {"forward", "backward", "weight_gradient", "update"};
+  return names[static_cast<int>(phase)];
 }
 
 std::vector<int> Graph::Sizes() const {

@@ -13,16 +13,13 @@
 #include "compiler/graph/text.h"
 #include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
+#include "core/formatted.h"
 
 namespace oneflow_like {
 
 namespace {
 
-std::string Megabytes(double bytes) {
-  char text[32];
-  snprintf(text, sizeof(text), "%.3g MB", bytes / 1e6);
-  return text;
-}
+std::string Megabytes(double bytes) { return Formatted("%.3g MB", bytes / 1e6); }
 
 class Inserter {
  public:

@@ -2,8 +2,6 @@
 // leaves. The list in compile.cc runs them; text files in tests/compiler/passes/ have examples of each.
 #pragma once
 
-#include <functional>
-#include <map>
 #include <set>
 #include <string>
 #include <vector>

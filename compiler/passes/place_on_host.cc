@@ -11,7 +11,6 @@
 // read and write these rows in the memory of the host.
 #include <algorithm>
 #include <map>
-#include <set>
 #include <vector>
 
 #include "compiler/passes/passes.h"

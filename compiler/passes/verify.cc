@@ -1,6 +1,5 @@
 // The invariants of the logical graph, checked after every pass.
 #include <algorithm>
-#include <functional>
 #include <map>
 
 #include "compiler/graph/text.h"

@@ -4,7 +4,6 @@
 // afterwards.
 #include <algorithm>
 #include <deque>
-#include <set>
 
 #include "compiler/plan/rank_plan.h"
 #include "core/plan/plan_values.h"

@@ -2,8 +2,6 @@
 // such that the plan that choose_signatures then makes is fast, and small enough.
 #pragma once
 
-#include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

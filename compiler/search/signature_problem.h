@@ -3,7 +3,6 @@
 // Time must be settled first. compiler/search/choose_weights.h uses it; choose_signatures makes the plan.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <set>
 #include <string>

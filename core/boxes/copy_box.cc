@@ -211,16 +211,8 @@ void CombineAs(Reduce reduce, const Box& box, const Piece* from, int num_from, c
 }  // namespace
 
 const char* Name(Reduce reduce) {
-  switch (reduce) {
-    case Reduce::kSum:
-      return "sum";
-    case Reduce::kMax:
-      return "max";
-    case Reduce::kMin:
-      return "min";
-    default:
-      return "";
-  }
+  static const char* const names[] = {"", "sum", "max", "min"};
+  return names[static_cast<int>(reduce)];
 }
 
 Reduce ParseReduce(const std::string& name) {

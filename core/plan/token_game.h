@@ -8,7 +8,6 @@
 // the last.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "oneflow_like/checkpoint/name_table.h"
 

@@ -101,23 +101,8 @@ void CheckApart(const std::string& path, std::vector<std::pair<ByteRange, std::s
 }  // namespace
 
 const char* SafetensorsName(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "F32";
-    case DType::kBFloat16:
-      return "BF16";
-    case DType::kFloat16:
-      return "F16";
-    case DType::kInt32:
-      return "I32";
-    case DType::kInt64:
-      return "I64";
-    case DType::kUInt8:
-      return "U8";
-    case DType::kBool:
-      return "BOOL";
-  }
-  return "";
+  static const char* const names[] = {"F32", "BF16", "F16", "I32", "I64", "U8", "BOOL"};
+  return names[static_cast<int>(dtype)];
 }
 
 // --- File ---

@@ -3,11 +3,10 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 
 #include "actor/net/talk/job.h"
 #include "actor/step.h"
+#include "core/formatted.h"
 #include "core/system/host_memory.h"
 
 namespace oneflow_like {
@@ -21,10 +20,8 @@ uint32_t Crc(uint32_t before, const void* data, int64_t bytes) {
 
 Snapshot::Snapshot(ModelImpl* model, const std::string& folder, const Team& team) {
   const Job* job = model->options.job.get();
-  char file[64];
-  std::snprintf(file, sizeof file, "model-%05d-of-%05d.safetensors", (job ? job->process() : 0) + 1,
-                job ? job->processes() : 1);
-  file_ = file;
+  file_ =
+      Formatted("model-%05d-of-%05d.safetensors", (job ? job->process() : 0) + 1, job ? job->processes() : 1);
   for (const auto& [name, variable] : model->variables) AddGiven(*model, model->Placed(name), team);
   // What a step asks for at once lies together.
   std::stable_sort(given_.begin(), given_.end(), [](const Given& a, const Given& b) {

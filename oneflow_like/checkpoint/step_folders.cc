@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/formatted.h"
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/index.h"
 
@@ -46,11 +47,7 @@ void RemoveHidden(const fs::path& hidden, const fs::path& folder) {
 
 }  // namespace
 
-std::string StepFolder(int64_t step) {
-  char name[32];
-  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
-  return name;
-}
+std::string StepFolder(int64_t step) { return Formatted("step-%08lld", static_cast<long long>(step)); }
 
 std::string PartialFolder(int64_t step) { return Cat(".", StepFolder(step), kPartial); }
 

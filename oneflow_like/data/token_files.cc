@@ -62,24 +62,9 @@ Shard OpenLlmc(const std::string& path) {
 
 // Type codes of Megatron's index.
 bool SetMegatronType(int code, Shard* shard) {
-  switch (code) {
-    case 1:
-    case 2:
-      shard->width = 1;
-      break;
-    case 3:
-    case 8:
-      shard->width = 2;
-      break;
-    case 4:
-      shard->width = 4;
-      break;
-    case 5:
-      shard->width = 8;
-      break;
-    default:
-      return false;
-  }
+  constexpr int kWidths[] = {0, 1, 1, 2, 4, 8, 0, 0, 2};  // 0: of no integers
+  if (code < 0 || code >= std::ssize(kWidths) || kWidths[code] == 0) return false;
+  shard->width = kWidths[code];
   shard->is_signed = code != 1 && code != 8;
   return true;
 }

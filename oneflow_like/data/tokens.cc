@@ -2,7 +2,6 @@
 #include "oneflow_like/data/tokens.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/random.h"
 #include "oneflow_like/data/files.h"

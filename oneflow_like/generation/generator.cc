@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
-#include <utility>
 
 #include "oneflow_like/model/limits.h"
 

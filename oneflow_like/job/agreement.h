@@ -3,7 +3,6 @@
 // session/agreement_text.h makes that of a session.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>

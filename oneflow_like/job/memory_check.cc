@@ -1,7 +1,6 @@
 #include "oneflow_like/job/memory_check.h"
 
 #include <algorithm>
-#include <set>
 #include <sstream>
 
 #include "actor/net/talk/job.h"

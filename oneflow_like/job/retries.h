@@ -21,7 +21,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "compiler/compile.h"
 #include "oneflow_like/model/model_impl.h"

@@ -10,10 +10,10 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 
 #include "actor/net/talk/job.h"
 #include "core/error.h"
+#include "core/formatted.h"
 
 namespace oneflow_like {
 namespace {
@@ -26,11 +26,7 @@ double StallClock() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::string SecondsSince(double since) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.1f s", StallClock() - since);
-  return text;
-}
+std::string SecondsSince(double since) { return Formatted("%.1f s", StallClock() - since); }
 
 // A handler has no object.
 std::atomic<int> quit_event{-1};

@@ -3,7 +3,6 @@
 // nothing.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <list>

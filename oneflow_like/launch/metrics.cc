@@ -16,6 +16,7 @@
 
 #include "actor/net/talk/job.h"
 #include "compiler/explain.h"
+#include "core/formatted.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/launch/event_file.h"
 #include "oneflow_like/session/session_impl.h"
@@ -159,10 +160,8 @@ void Metrics::Write(int64_t step, const Scalars& scalars) {
 }
 
 std::string MinutesAndSeconds(double seconds) {
-  char text[32];
   const long long whole = static_cast<long long>(seconds + 0.5);
-  std::snprintf(text, sizeof text, "%lld:%02lld", whole / 60, whole % 60);
-  return text;
+  return Formatted("%lld:%02lld", whole / 60, whole % 60);
 }
 
 }  // namespace oneflow_like

@@ -3,9 +3,6 @@
 // graph has them where the division says. The graph itself stays as it was built.
 #pragma once
 
-#include <map>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "oneflow_like/model/model_impl.h"

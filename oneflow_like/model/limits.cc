@@ -1,7 +1,6 @@
 #include "oneflow_like/model/limits.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/system/cores.h"
 

@@ -1,7 +1,6 @@
 #include "oneflow_like/model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "actor/net/talk/job.h"
@@ -234,6 +233,14 @@ FixedSbp Holdable(const Mesh& mesh, const std::string& who, Tensor x, const Anno
   return fixed;
 }
 
+// The number of this mesh axis, which has stage `index`.
+int StageAxis(const Mesh& mesh, const std::string& who, const std::string& axis, int index) {
+  const int a = mesh.AxisOrFail(axis, who);
+  if (index < 0 || index >= mesh.axis_size(a))
+    Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", mesh.axis_size(a));
+  return a;
+}
+
 Tensor AnnotatedIdentity(Tensor x, const std::string& who, const Annotation& sbp, const Here& at) {
   Graph* graph = GraphOf(x, who);
   std::vector<Tensor> out = graph->AddNode("identity", {x}, {}, SourceLine(at));
@@ -273,11 +280,7 @@ const Mesh& Scope::mesh() const {
 
 Scope Scope::Stage(const std::string& axis, int index, Here at) const {
   Scope s = *this;
-  std::string who = Who("stage", axis, at);
-  int a = mesh().AxisOrFail(axis, who);
-  if (index < 0 || index >= mesh().axis_size(a))
-    Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", mesh().axis_size(a));
-  s.stage_[a] = index;
+  s.stage_[StageAxis(mesh(), Who("stage", axis, at), axis, index)] = index;
   return s;
 }
 
@@ -502,10 +505,7 @@ Tensor to_stage(Tensor x, const std::string& axis, int index, Here at) {
   Tensor y = AnnotatedIdentity(x, who, {}, at);
   Graph& graph = *GraphOf(x, who);
   Node& node = graph.node(graph.value(y.id()).producer);
-  int a = graph.mesh().AxisOrFail(axis, who);
-  if (index < 0 || index >= graph.mesh().axis_size(a))
-    Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", graph.mesh().axis_size(a));
-  node.slice.fixed[a] = index;
+  node.slice.fixed[StageAxis(graph.mesh(), who, axis, index)] = index;
   node.placed = true;
   GraphOf(x, who)->moves[graph.value(y.id()).producer] = -1;
   return y;

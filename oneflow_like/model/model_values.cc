@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
-#include <set>
 
 #include "actor/net/talk/job.h"
 #include "compiler/graph/training.h"

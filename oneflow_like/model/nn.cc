@@ -232,46 +232,37 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
   return o.bias && o.out_bias ? add(y, s.Weight("out_bias", {width}, Zeros(), {}, at), at) : y;
 }
 
-Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
-  const Layer layer("Mlp", s, at);
-  at = layer.at;
-  const int64_t width = layer.Width("x", x, 2), inner = layer.OrDefault("inner", o.inner, 4 * width);
-  if (!o.activation) Fail(layer.who, ": activation is no function");
-  Tensor hidden = matmul(x, s.Weight("up", {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
-  if (o.bias) hidden = add(hidden, s.Weight("up_bias", {inner}, Zeros(), CutBy(s, o.tp, 0), at), at);
-  Tensor y =
-      matmul(o.activation(hidden), s.Weight("down", {inner, width}, o.out_init, CutBy(s, o.tp, 0), at), at);
-  return o.bias ? add(y, s.Weight("down_bias", {width}, Zeros(), {}, at), at) : y;
-}
-
 namespace {
 
-Tensor Gated(const Layer& layer, Scope s, Tensor x, const MlpOptions& o, bool bias,
-             const Activation& activation) {
+// `gated`: what is activated is another projection, by which the first is multiplied.
+Tensor FeedForward(const Layer& layer, Scope s, Tensor x, const MlpOptions& o, bool bias, bool gated,
+                   const Activation& activation) {
   const Here at = layer.at;
   const int64_t width = layer.Width("x", x, 2);
-  const int64_t inner = layer.OrDefault("inner", o.inner, (width * 8 / 3 + 63) / 64 * 64);
+  const int64_t inner = layer.OrDefault("inner", o.inner, gated ? (width * 8 / 3 + 63) / 64 * 64 : 4 * width);
+  if (!activation) Fail(layer.who, ": activation is no function");
   auto up = [&](const std::string& name) {
     Tensor y = matmul(x, s.Weight(name, {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
     return bias ? add(y, s.Weight(name + "_bias", {inner}, Zeros(), CutBy(s, o.tp, 0), at), at) : y;
   };
-  Tensor value = up("up"), gate = activation(up("gate"));
-  Tensor hidden = mul(gate, value, at);
+  Tensor value = up("up"), hidden = gated ? mul(activation(up("gate")), value, at) : activation(value);
   Tensor y = matmul(hidden, s.Weight("down", {inner, width}, o.out_init, CutBy(s, o.tp, 0), at), at);
   return bias ? add(y, s.Weight("down_bias", {width}, Zeros(), {}, at), at) : y;
 }
 
 }  // namespace
 
+Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
+  return FeedForward(Layer("Mlp", s, at), s, x, o, o.bias, false, o.activation);
+}
+
 Tensor GatedMlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
-  const Layer layer("GatedMlp", s, at);
-  if (!o.activation) Fail(layer.who, ": activation is no function");
-  return Gated(layer, s, x, o, o.bias, o.activation);
+  return FeedForward(Layer("GatedMlp", s, at), s, x, o, o.bias, true, o.activation);
 }
 
 Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
   const Layer layer("SwiGlu", s, at);
-  return Gated(layer, s, x, o, false, [&](Tensor y) { return silu(y, layer.at); });
+  return FeedForward(layer, s, x, o, false, true, [&](Tensor y) { return silu(y, layer.at); });
 }
 
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at) {

@@ -108,10 +108,10 @@ void SetInit(const Dims& shape, const Initializer& init, Attrs* attrs) {
   double fan_in = shape.rank() > 0 ? shape.elements() / std::max(1.0, fan_out) : 1;
   if (!init.fans.out.empty()) fan_out = FanOf(shape, init.fans.out);
   if (!init.fans.in.empty()) fan_in = FanOf(shape, init.fans.in);
-  auto normal = [&](double variance) {
-    attrs->Set("init", std::string("normal"));
-    attrs->Set("mean", 0.0);
-    attrs->Set("stddev", std::sqrt(variance));
+  auto normal = [&](double mean, double deviation, const char* kind = "normal") {
+    attrs->Set("init", std::string(kind));
+    attrs->Set("mean", mean);
+    attrs->Set("stddev", deviation);
   };
   auto uniform = [&](double low, double high) {
     attrs->Set("init", std::string("uniform"));
@@ -126,26 +126,19 @@ void SetInit(const Dims& shape, const Initializer& init, Attrs* attrs) {
       attrs->Set("value", init.a);
       break;
     case Kind::kUniform:
-      uniform(init.a, init.b);
-      break;
+      return uniform(init.a, init.b);
     case Kind::kNormal:
+      return normal(init.a, init.b);
     case Kind::kTruncatedNormal:
-      attrs->Set("init", std::string(init.kind == Kind::kNormal ? "normal" : "truncated_normal"));
-      attrs->Set("mean", init.a);
-      attrs->Set("stddev", init.b);
-      break;
+      return normal(init.a, init.b, "truncated_normal");
     case Kind::kXavierUniform:
-      uniform(-std::sqrt(3 * xavier), std::sqrt(3 * xavier));
-      break;
+      return uniform(-std::sqrt(3 * xavier), std::sqrt(3 * xavier));
     case Kind::kXavierNormal:
-      normal(xavier);
-      break;
+      return normal(0, std::sqrt(xavier));
     case Kind::kKaimingUniform:
-      uniform(-std::sqrt(3 * kaiming), std::sqrt(3 * kaiming));
-      break;
+      return uniform(-std::sqrt(3 * kaiming), std::sqrt(3 * kaiming));
     case Kind::kKaimingNormal:
-      normal(kaiming);
-      break;
+      return normal(0, std::sqrt(kaiming));
     case Kind::kOrthogonal:
     case Kind::kTensor:
       break;  // SetLiteral

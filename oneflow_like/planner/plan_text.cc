@@ -1,12 +1,12 @@
 // What a search has found, and on one screen.
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
 
+#include "core/formatted.h"
 #include "oneflow_like/planner/trial_pool.h"
 #include "oneflow_like/session/summary.h"
 
@@ -30,8 +30,8 @@ bool Closer(const TrialPool& pool, const PlanTrial& a, const PlanTrial& b) {
 std::string WhyLost(const TrialPool& pool, const PlanTrial& best, const PlanTrial& trial) {
   const char* about = trial.compiled ? "" : "about ";
   if (!pool.Fits(static_cast<double>(trial.bytes)))
-    return Cat("needs ", about, BytesText(static_cast<double>(trial.bytes)), ", ",
-               BytesText(static_cast<double>(trial.bytes - pool.memory())), " too much");
+    return Cat("needs ", about, BytesText(trial.bytes), ", ", BytesText(trial.bytes - pool.memory()),
+               " too much");
   const std::pair<double, const char*> more[] = {{trial.compute - best.compute, "computing"},
                                                  {trial.messages - best.messages, "messages"},
                                                  {trial.bubble - best.bubble, "bubble"}};
@@ -107,20 +107,17 @@ PlanSearchResult PlanSearchResultFromText(const std::string& text) {
 
 std::string PlanSearchResult::Text() const {
   constexpr size_t kShown = 12;  // of those that lost
-  char line[160];
   std::string text = Cat(Thousands(candidates), candidates == 1 ? " plan, " : " plans, ");
   if (memory > 0)
-    text += Cat(Thousands(too_large), " of them estimated above the ", BytesText(static_cast<double>(memory)),
-                " of a device, ");
+    text += Cat(Thousands(too_large), " of them estimated above the ", BytesText(memory), " of a device, ");
   text += Cat(compiled, " compiled and simulated; the best of those that fit:\n");
-  std::snprintf(line, sizeof line, "  %10s %10s %9s %9s %9s  %s\n", "a step", "memory", "computes",
-                "messages", "bubble", "plan");
-  text += line;
+  text += Formatted("  %10s %10s %9s %9s %9s  %s\n", "a step", "memory", "computes", "messages", "bubble",
+                    "plan");
   for (const PlanTrial& t : best) {
-    std::snprintf(line, sizeof line, "  %10s %10s %9s %9s %9s  ", SecondsText(t.seconds).c_str(),
-                  BytesText(static_cast<double>(t.bytes)).c_str(), PercentText(t.compute, t.seconds).c_str(),
-                  PercentText(t.messages, t.seconds).c_str(), PercentText(t.bubble, t.seconds).c_str());
-    text += line + t.plan.str() + "\n";
+    text +=
+        Formatted("  %10s %10s %9s %9s %9s  %s\n", SecondsText(t.seconds).c_str(), BytesText(t.bytes).c_str(),
+                  PercentText(t.compute, t.seconds).c_str(), PercentText(t.messages, t.seconds).c_str(),
+                  PercentText(t.bubble, t.seconds).c_str(), t.plan.str().c_str());
   }
   if (!lost.empty()) text += "other meshes, each by the plan that comes closest:\n";
   for (size_t i = 0; i < std::min(kShown, lost.size()); ++i)

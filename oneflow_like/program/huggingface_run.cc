@@ -20,14 +20,12 @@ HuggingFaceFlags& hugging_face_flags() {
 
 FlagGroup HuggingFaceGroup() {
   HuggingFaceFlags& f = hugging_face_flags();
-  return {"huggingface",
-          "Hugging Face",
-          {{"load_hf", &f.load_hf, "Begins with the weights of this Hugging Face folder.", {}, kCommon},
-           {"save_hf",
-            &f.save_hf,
-            "Writes the trained weights to this folder, which transformers reads.",
-            {},
-            kCommon}}};
+  return {
+      "huggingface",
+      "Hugging Face",
+      {{"load_hf", &f.load_hf, "Begins with the weights of this Hugging Face folder.", kAnyValue, kCommon},
+       {"save_hf", &f.save_hf, "Writes the trained weights to this folder, which transformers reads.",
+        kAnyValue, kCommon}}};
 }
 
 void CheckHuggingFaceFlags() {

@@ -1,6 +1,5 @@
 #include "oneflow_like/program/language_flags.h"
 
-#include <algorithm>
 #include <charconv>
 #include <tuple>
 
@@ -19,13 +18,11 @@ FlagGroup LanguageGroup() {
   return {
       "text",
       "Text",
-      {{"text",
-        &f.text,
+      {{"text", &f.text,
         "Learns from this text, or from files of tokens (.bin, .idx, .npy); a pattern may name several; "
         "empty means "
         "synthetic tokens.",
-        {},
-        kCommon},
+        kAnyValue, kCommon},
        {"context", &f.context, "Sets how many tokens a sequence has.", RangeOf(1, 1 << 20), kCommon | kKept},
        {"weight_decay", &f.weight_decay, "Sets the weight decay of AdamW.", RangeOf(0, 1e30), kKept},
        {"sequence_parallel", &f.sequence_parallel,

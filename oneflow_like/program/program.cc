@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/formatted.h"
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/checkpoint/source.h"
 #include "oneflow_like/job/source_check.h"
@@ -200,12 +201,11 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
     const int64_t step = in_flight.front().step();
     metrics.Step(in_flight.front());
     in_flight.pop_front();
-    char line[120];
-    std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  %.0f %s/s  %s left",
-                  static_cast<long long>(step + 1), static_cast<long long>(training_flags().steps),
-                  static_cast<double>(loss), metrics.rate(), program.unit.c_str(),
-                  MinutesAndSeconds(metrics.step_seconds() * (training_flags().steps - step - 1)).c_str());
-    progress.Update(line);
+    progress.Update(
+        Formatted("step %lld/%lld  loss %.4f  %.0f %s/s  %s left", static_cast<long long>(step + 1),
+                  static_cast<long long>(training_flags().steps), static_cast<double>(loss), metrics.rate(),
+                  program.unit.c_str(),
+                  MinutesAndSeconds(metrics.step_seconds() * (training_flags().steps - step - 1)).c_str()));
   };
   bool stop = false;
   for (int64_t step = first; step < training_flags().steps && !stop; ++step) {

@@ -1,8 +1,5 @@
 #include "oneflow_like/program/vision_program.h"
 
-#include <utility>
-#include <vector>
-
 #include "oneflow_like/program/program.h"
 
 namespace oneflow_like {

@@ -2,7 +2,6 @@
 // provides its model, and asks for PictureGroup().
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <memory>
 #include <set>
-#include <utility>
 
 #include "actor/net/talk/job.h"
 #include "compiler/graph/more_room.h"

@@ -2,9 +2,7 @@
 // others.
 #pragma once
 
-#include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "compiler/search/choose_weights.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "compiler/graph/graph.h"
 #include "compiler/plan/options.h"

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 #include <numeric>
 
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/talk/job.h"
 #include "core/device/library_memory.h"
+#include "core/formatted.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/session/plain_cores.h"
@@ -96,13 +96,9 @@ std::vector<int> Shares(const std::vector<Row>& rows) {
 // What bounds it: arithmetic where each byte is used several times, else memory.
 std::string RateText(const KernelProfile& kernel) {
   if (!(kernel.seconds > 0)) return "";
-  char text[40];
-  if (kernel.flops > 4 * kernel.bytes) {
-    std::snprintf(text, sizeof text, "%.1f GFLOP/s", kernel.flops / kernel.seconds / 1e9);
-  } else {
-    std::snprintf(text, sizeof text, "%.1f GB/s", kernel.bytes / kernel.seconds / 1e9);
-  }
-  return text;
+  const bool computes = kernel.flops > 4 * kernel.bytes;
+  return Formatted(computes ? "%.1f GFLOP/s" : "%.1f GB/s",
+                   (computes ? kernel.flops : kernel.bytes) / kernel.seconds / 1e9);
 }
 
 std::string Packed(const StepProfile& profile) {
@@ -168,20 +164,17 @@ double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 std::string DevicesText(const StepProfile& profile) {
   const BackendCounts& d = profile.devices;
   if (d.ranks == 0) return "";
-  char line[200];
   const double steps = static_cast<double>(std::max<int64_t>(profile.steps + profile.warm_up_steps, 1));
-  std::snprintf(line, sizeof line, "  on the GPUs: %.1f graph launches a step, %.1f kernels launched alone\n",
+  std::string text =
+      Formatted("  on the GPUs: %.1f graph launches a step, %.1f kernels launched alone\n",
                 static_cast<double>(d.graph_launches) / steps, static_cast<double>(d.lone_launches) / steps);
-  std::string text = line;
   // As the rows above: of one thread, on average.
   const double waited = static_cast<double>(d.graph_wait_nanoseconds) * 1e-9 / std::max(1, profile.threads);
   if (waited > kWorthSaying * profile.wall) {
-    std::snprintf(
-        line, sizeof line,
+    text += Formatted(
         "  launches waited %.1f ms a step for room in the driver's queue: part of the times above, no "
         "work of the host\n",
         waited * 1e3 / steps);
-    text += line;
   }
   const std::pair<int64_t, const char*> slower[] = {
       {d.refused_products, "matrix products that cuBLASLt refused"},
@@ -196,11 +189,9 @@ std::string DevicesText(const StepProfile& profile) {
   const int64_t allowed =
       d.ranks * kCudaBytesOfOthers + d.devices * LibraryMemoryHere().bytes + profile.communicator_bytes;
   if (d.other_bytes > allowed) {
-    std::snprintf(
-        line, sizeof line,
+    text += Formatted(
         "  libraries, communicators and graphs hold %.0f MiB of the GPUs, the memory table says %.0f\n",
         MiB(d.other_bytes), MiB(allowed));
-    text += line;
   }
   return text;
 }
@@ -222,30 +213,26 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
   std::vector<int> shares = Shares(rows);
   double total = 0;
   for (const Row& row : rows) total += row.seconds;
-  char line[200];
-  std::snprintf(line, sizeof line, "a step of %s: %.3f ms, on average of %lld%s, over %d thread%s\n",
-                session.c_str(), 1e3 * profile.wall / profile.steps, static_cast<long long>(profile.steps),
+  std::string text =
+      Formatted("a step of %s: %.3f ms, on average of %lld%s, over %d thread%s\n", session.c_str(),
+                1e3 * profile.wall / profile.steps, static_cast<long long>(profile.steps),
                 profile.warm_up_steps > 0 ? " (without the first, in which libraries warm up)" : "",
                 profile.threads, profile.threads == 1 ? "" : "s");
-  std::string text = line;
   for (size_t i = 0; i < rows.size(); ++i) {
-    std::snprintf(line, sizeof line, "  %-*.*s %10.3f ms %5d.%d %%\n", 16, 16, rows[i].what.c_str(),
-                  rows[i].seconds * to_ms, shares[i] / 10, shares[i] % 10);
-    text += line;
+    text += Formatted("  %-*.*s %10.3f ms %5d.%d %%\n", 16, 16, rows[i].what.c_str(), rows[i].seconds * to_ms,
+                      shares[i] / 10, shares[i] % 10);
   }
   if (profile.data >= 0) {
-    std::snprintf(line, sizeof line, "  the program waited %.3f ms for the data of a step\n",
-                  1e3 * profile.data / profile.steps);
-    text += line;
+    text += Formatted("  the program waited %.3f ms for the data of a step\n",
+                      1e3 * profile.data / profile.steps);
   }
   text += DevicesText(profile);
   text += "  the hottest kernels\n";
   for (size_t i = 0; i < std::min(kHottest, profile.hottest.size()); ++i) {
     const KernelProfile& kernel = profile.hottest[i];
-    std::snprintf(line, sizeof line, "  %-*s %10.3f ms %7.1f %%  %s\n", static_cast<int>(kLabelWidth),
-                  Shortened(kernel.label).c_str(), kernel.seconds * to_ms, 100 * kernel.seconds / total,
-                  RateText(kernel).c_str());
-    text += line;
+    text += Formatted("  %-*s %10.3f ms %7.1f %%  %s\n", static_cast<int>(kLabelWidth),
+                      Shortened(kernel.label).c_str(), kernel.seconds * to_ms, 100 * kernel.seconds / total,
+                      RateText(kernel).c_str());
   }
   return text;
 }
@@ -314,10 +301,9 @@ void KeepLibraries(const Session::Impl& session, const StepProfile& profile) {
   const std::vector<int>& devices = session.model->options.devices;
   const std::string card = session.model->backend->Describe(devices.empty() ? 0 : devices[0]);
   if (taken <= kCudaBytesOfOthers || !KeepLibraryMemory(card, taken - kCudaBytesOfOthers)) return;
-  LOG(INFO) << "code of libraries and recordings took " << BytesText(static_cast<double>(taken))
+  LOG(INFO) << "code of libraries and recordings took " << BytesText(taken)
             << " of a GPU in this process; the memory table allowed for "
-            << BytesText(static_cast<double>(allowed + kCudaBytesOfOthers))
-            << ", and those of later runs allow for this";
+            << BytesText(allowed + kCudaBytesOfOthers) << ", and those of later runs allow for this";
 }
 
 }  // namespace

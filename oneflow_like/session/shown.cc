@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 
 #include "compiler/search/choose_weights.h"
+#include "core/formatted.h"
 
 namespace oneflow_like {
 namespace {
@@ -17,11 +17,7 @@ struct ShownLine {
   std::string where;  // the layer of the greatest; empty: there is one layer
 };
 
-std::string FourDigits(double x) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g", x);
-  return text;
-}
+std::string FourDigits(double x) { return Formatted("%.4g", x); }
 
 std::string Padded(const std::string& text, size_t width, bool right) {
   const std::string blanks(width > text.size() ? width - text.size() : 0, ' ');

@@ -10,6 +10,7 @@
 #include "actor/net/job/process_job.h"
 #include "compiler/cost/collective_costs.h"
 #include "core/device/backend.h"
+#include "core/formatted.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/session/plain_cores.h"
@@ -82,10 +83,10 @@ std::string KindsText(const BytesOfKinds& kinds) {
   std::string text;
   int64_t left = SumOf(kinds);
   for (size_t i = 0; i < std::min(kShown, sorted.size()); ++i) {
-    text += Cat(i == 0 ? "" : ", ", sorted[i].first, " ", BytesText(static_cast<double>(sorted[i].second)));
+    text += Cat(i == 0 ? "" : ", ", sorted[i].first, " ", BytesText(sorted[i].second));
     left -= sorted[i].second;
   }
-  return left > 0 ? Cat(text, ", other kinds ", BytesText(static_cast<double>(left))) : text;
+  return left > 0 ? Cat(text, ", other kinds ", BytesText(left)) : text;
 }
 
 // Bytes of a rank's peak by the block and the kind of operator that they are of; they add up to variables and
@@ -239,9 +240,8 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
   if (kinds.size() > 10) kinds.resize(10);
   for (const Consumer& c : kinds) {
     const std::string name = c.buffer ? "buffer " + c.buffer->name() : c.what;
-    std::string text = c.count == 1 ? name
-                                    : Cat(WithoutNumbers(name), ", ", c.count, " of ",
-                                          BytesText(static_cast<double>(c.bytes)));
+    std::string text =
+        c.count == 1 ? name : Cat(WithoutNumbers(name), ", ", c.count, " of ", BytesText(c.bytes));
     if (c.buffer) {
       const plan::Kernel* k = source[c.buffer->id()];
       text += Cat(" (", c.buffer->slots(), c.buffer->slots() == 1 ? " slot, " : " slots, ",
@@ -282,33 +282,27 @@ bool Alike(const RankSummary& a, const RankSummary& b) {
 }  // namespace
 
 std::string BytesText(double bytes) {
-  char text[32];
   const char* units[] = {"B", "KB", "MB", "GB", "TB"};
   int u = 0;
   while (bytes >= 1000 && u < 4) {
     bytes /= 1000;
     ++u;
   }
-  snprintf(text, sizeof(text), u == 0 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
-  return text;
+  return Formatted(u == 0 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
 }
 
 std::string PercentText(double part, double whole) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
-  return text;
+  return Formatted("%.1f %%", whole > 0 ? 100 * part / whole : 0);
 }
 
 std::string SecondsText(double seconds) {
-  char text[32];
   const char* units[] = {"s", "ms", "us"};
   int u = 0;
   while (seconds > 0 && seconds < 1 && u < 2) {
     seconds *= 1000;
     ++u;
   }
-  snprintf(text, sizeof(text), "%.2f %s", seconds, units[u]);
-  return text;
+  return Formatted("%.2f %s", seconds, units[u]);
 }
 
 std::string RangesText(const std::vector<int>& ranks) {
@@ -386,7 +380,6 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
 // One entry of Summaries().
 std::string RankText(const Session::Impl& session, const RankSummary& s) {
   const Compiled& compiled = session.compiled;
-  char line[96];
   std::string text = Cat("rank", s.ranks.size() == 1 ? " " : "s ", RangesText(s.ranks),
                          s.stage.empty() ? "" : " (" + s.stage + ")",
                          s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
@@ -398,8 +391,7 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
               " (lower bound ", BytesText(s.lower_bound_bytes), ")\n");
   for (const auto& [purpose, bytes] : s.purposes) {
     if (bytes == 0) continue;
-    snprintf(line, sizeof(line), "    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
-    text += line;
+    text += Formatted("    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
   }
   if (s.retry_transient_bytes > 0)
     text += Cat("  run again     ", BytesText(s.retry_transient_bytes),
@@ -432,8 +424,7 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
                                      std::pair{"largest consumers", &s.consumers}}) {
     text += Cat("  ", title, "\n");
     for (const auto& [what, bytes] : *table) {
-      snprintf(line, sizeof(line), "    %12s  ", BytesText(bytes).c_str());
-      text += line + what + "\n";
+      text += Formatted("    %12s  ", BytesText(bytes).c_str()) + what + "\n";
     }
   }
   return text;
@@ -495,15 +486,12 @@ std::string Session::SummaryText() const {
           compiled.graph.times(), " micro-batch", compiled.graph.times() == 1 ? "" : "es", " a step\n");
   double seconds = 0;
   for (const auto& [pass, s] : compiled.pass_seconds) seconds += s;
-  char line[96];
-  snprintf(line, sizeof(line), "compiled in %.2f s; order of acts %016llx\n", seconds,
-           static_cast<unsigned long long>(compiled.logical.hash));
-  text += line;
+  text += Formatted("compiled in %.2f s; order of acts %016llx\n", seconds,
+                    static_cast<unsigned long long>(compiled.logical.hash));
   text += Cat("estimated time of a step ", SecondsText(compiled.logical.makespan), "\n");
   for (const StageTime& stage : TimesOfStages(compiled)) {
-    snprintf(line, sizeof(line), ", bubble %.1f %% of the step\n", 100 * stage.bubble);
     text += Cat(stage.stage.empty() ? "  every rank" : "  stage " + stage.stage, " computes for ",
-                SecondsText(stage.seconds), line);
+                SecondsText(stage.seconds), Formatted(", bubble %.1f %% of the step\n", 100 * stage.bubble));
   }
   text += RecomputeText(compiled);
   if (const int64_t tile = compiled.options.decided.logits_tile; tile > 0)

@@ -3,7 +3,6 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -24,78 +23,24 @@ namespace {
 // tokens, heads of 64 and 128 channels, grouped heads, vocabularies from bytes to words, experts. The first
 // ones say most.
 constexpr ProbeShape kDeviceShapes[] = {
-    {.batch = 32,
-     .context = 1024,
-     .width = 768,
-     .heads = 12,
-     .llama = false,
-     .vocabulary = 256,
-     .dropout = 0},
-    {.batch = 16,
-     .context = 1024,
-     .width = 768,
-     .heads = 12,
-     .llama = true,
-     .vocabulary = 32000,
-     .kv_heads = 4,
-     .inner = 3328},
-    {.batch = 8,
-     .context = 1024,
-     .width = 768,
-     .heads = 12,
-     .llama = false,
-     .vocabulary = 256,
-     .dropout = 0,
-     .inner = 1536,
-     .experts = 64},
-    {.batch = 8,
-     .context = 1024,
-     .width = 1024,
-     .heads = 8,
-     .llama = true,
-     .vocabulary = 256,
-     .inner = 2048,
-     .experts = 16,
-     .room = 1.25},
-    {.batch = 8, .context = 1024, .width = 2048, .heads = 16, .llama = false, .vocabulary = 50304},
-    {.batch = 16, .context = 1024, .width = 768, .heads = 12, .llama = false, .vocabulary = 256},
-    {.batch = 2,
-     .context = 4096,
-     .width = 2048,
-     .heads = 32,
-     .llama = true,
-     .vocabulary = 32000,
-     .kv_heads = 8,
-     .inner = 8192},
-    {.batch = 32,
-     .context = 256,
-     .width = 384,
-     .heads = 6,
-     .llama = false,
-     .micro_batches = 2,
-     .vocabulary = 256}};
-// The same kinds of kernels, of which an emulator computes one in milliseconds.
+    {.batch = 32, .vocabulary = 256, .dropout = 0},
+    {.batch = 16, .llama = true, .vocabulary = 32000, .kv_heads = 4, .inner = 3328},
+    {.vocabulary = 256, .dropout = 0, .inner = 1536, .experts = 64},
+    {.width = 1024, .heads = 8, .llama = true, .vocabulary = 256, .inner = 2048, .experts = 16, .room = 1.25},
+    {.width = 2048, .heads = 16, .vocabulary = 50304},
+    {.batch = 16, .vocabulary = 256},
+    {2, 4096, 2048, 32, true, 1, /*vocabulary=*/32000, /*kv_heads=*/8, /*dropout=*/0, /*inner=*/8192},
+    {.batch = 32, .context = 256, .width = 384, .heads = 6, .micro_batches = 2, .vocabulary = 256}};
+// Such that an emulator computes a kernel in milliseconds.
+constexpr ProbeShape Small(ProbeShape shape) {
+  shape.batch = 2, shape.context = 16, shape.width = 32, shape.vocabulary = 64;
+  return shape;
+}
+// The same kinds of kernels.
 constexpr ProbeShape kSmallShapes[] = {
-    {.batch = 2, .context = 16, .width = 32, .heads = 2, .llama = false, .vocabulary = 64},
-    {.batch = 2, .context = 16, .width = 32, .heads = 4, .llama = true, .vocabulary = 64, .kv_heads = 2},
-    {.batch = 2,
-     .context = 16,
-     .width = 32,
-     .heads = 2,
-     .llama = false,
-     .vocabulary = 64,
-     .dropout = 0,
-     .inner = 64,
-     .experts = 4},
-    {.batch = 2,
-     .context = 16,
-     .width = 32,
-     .heads = 2,
-     .llama = true,
-     .vocabulary = 64,
-     .inner = 64,
-     .experts = 4,
-     .room = 1.25}};
+    Small({.heads = 2}), Small({.heads = 4, .llama = true, .kv_heads = 2}),
+    Small({.heads = 2, .dropout = 0, .inner = 64, .experts = 4}),
+    Small({.heads = 2, .llama = true, .inner = 64, .experts = 4, .room = 1.25})};
 
 // In a batch of some milliseconds, so that all is measured in less than a minute.
 const TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
@@ -293,11 +238,12 @@ class DeviceCalibration {
            members = members < cards ? std::min(2 * members, cards) : cards + 1) {
         std::vector<MeasuredDevice*> group;
         for (int m = 0; m < members; ++m) group.push_back(devices[m].get());
-        for (const auto& [call, primitive] : Calls()) {
+        for (const Primitive primitive : {Primitive::kSend, Primitive::kAllReduce, Primitive::kReduceScatter,
+                                          Primitive::kAllGather, Primitive::kAllToAll}) {
           if (primitive == Primitive::kSend && members > 2) continue;
           Tell(Cat(oneflow_like::Name(primitive), " among ", members, " devices"));
           MeasuredCollective measured = {primitive, members, members, {}};
-          for (const auto& [bytes, seconds] : TimeCollective(backend_, group, call, sizes))
+          for (const auto& [bytes, seconds] : TimeCollective(backend_, group, primitive, sizes))
             measured.points.emplace_back(bytes, Rounded(seconds));
           if (primitive == Primitive::kSend) TakeLink(measured, &link);
           machine->collectives.push_back(std::move(measured));
@@ -305,14 +251,6 @@ class DeviceCalibration {
       }
     }
     machine->topology.links = {link};
-  }
-
-  static std::vector<std::pair<GroupCall, Primitive>> Calls() {
-    return {{GroupCall::kSend, Primitive::kSend},
-            {GroupCall::kAllReduce, Primitive::kAllReduce},
-            {GroupCall::kReduceScatter, Primitive::kReduceScatter},
-            {GroupCall::kAllGather, Primitive::kAllGather},
-            {GroupCall::kAllToAll, Primitive::kAllToAll}};
   }
 
   static void TakeLink(const MeasuredCollective& send, Topology::Link* link) {

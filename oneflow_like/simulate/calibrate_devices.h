@@ -2,7 +2,6 @@
 // copies to and from the host, and collectives among cards.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "oneflow_like/calibrate.h"

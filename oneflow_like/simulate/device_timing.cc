@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
-#include <optional>
 #include <random>
 
 #include "core/float16.h"
@@ -121,30 +119,33 @@ OperandSet MakeSet(MeasuredDevice* on, const KernelSpec& spec, const TimingOptio
   return set;
 }
 
-// Seconds of `repetitions` calls of `enqueue`, the stream empty before and after.
+// Of one of the calls that `run(n)` makes n of and times, batches of which last so many seconds or more: the
+// difference between many and few, so that the wait at the end falls away.
 template <typename F>
-double SecondsOf(DeviceStream* stream, int repetitions, F&& enqueue) {
-  const double start = SecondsNow();
-  for (int i = 0; i < repetitions; ++i) RequireOk(enqueue());
-  RequireOk(WaitFor(stream));
-  return SecondsNow() - start;
-}
-
-// Of one call of `enqueue`, which does `each` runs: the difference between many and few, so that the wait at
-// the end falls away.
-template <typename F>
-double SecondsEach(DeviceStream* stream, int each, const TimingOptions& options, F&& enqueue) {
-  for (int i = 0; i < 3; ++i) SecondsOf(stream, 1, enqueue);  // run, recorded, replayed
-  const double once = SecondsOf(stream, 2, enqueue) / 2;
-  const int few = std::clamp(static_cast<int>(options.batch_seconds / std::max(once, 1e-9)), 1, 2000);
+double SecondsOfCall(double batch_seconds, int batches, int most, F&& run) {
+  const double once = run(2) / 2;
+  const int few = std::clamp(static_cast<int>(batch_seconds / std::max(once, 1e-9)), 1, most);
   std::vector<double> seconds;
-  for (int batch = 0; batch < options.batches; ++batch) {
-    const double less = SecondsOf(stream, few, enqueue), more = SecondsOf(stream, 3 * few, enqueue);
+  for (int batch = 0; batch < batches; ++batch) {
+    const double less = run(few), more = run(3 * few);
     // Where something else took the longer of the two while the first ran, all of the second is the best
     // guess.
-    seconds.push_back(more > less ? (more - less) / (2.0 * few * each) : more / (3.0 * few * each));
+    seconds.push_back(more > less ? (more - less) / (2.0 * few) : more / (3.0 * few));
   }
   return Median(seconds);
+}
+
+// Of one call of `enqueue`, the stream empty before and after.
+template <typename F>
+double SecondsEach(DeviceStream* stream, const TimingOptions& options, F&& enqueue) {
+  const auto run = [&](int repetitions) {
+    const double start = SecondsNow();
+    for (int i = 0; i < repetitions; ++i) RequireOk(enqueue());
+    RequireOk(WaitFor(stream));
+    return SecondsNow() - start;
+  };
+  for (int i = 0; i < 3; ++i) run(1);  // run, recorded, replayed
+  return SecondsOfCall(options.batch_seconds, options.batches, 2000, run);
 }
 
 // One large product through the kernel of matmul.
@@ -164,7 +165,7 @@ double CopyRate(MeasuredDevice* on, int64_t elements, const TimingOptions& optio
        to = on->device->Allocate(elements * 4, "a copy");
   const Box box = Box::Whole({elements});
   const std::vector<Piece> source = {{from->data(), box}}, target = {{to->data(), box}};
-  const double seconds = SecondsEach(on->stream.get(), 1, options, [&] {
+  const double seconds = SecondsEach(on->stream.get(), options, [&] {
     return on->stream->Combine(DType::kFloat32, Reduce::kNone, box, source, target);
   });
   return 8.0 * static_cast<double>(elements) / seconds;
@@ -185,7 +186,7 @@ double HostCopySeconds(MeasuredDevice* on, int64_t bytes, bool in) {
   auto host = on->device->AllocateHost(bytes, "what is copied");
   std::memset(host->data(), 0, static_cast<size_t>(bytes));
   if (in) on->device->CopyIn(device->data(), host->data(), bytes);
-  return SecondsEach(on->stream.get(), 1, kCopies, [&] {
+  return SecondsEach(on->stream.get(), kCopies, [&] {
     if (in) {
       on->stream->CopyIn(device->data(), host->data(), bytes);
     } else {
@@ -196,17 +197,17 @@ double HostCopySeconds(MeasuredDevice* on, int64_t bytes, bool in) {
 }
 
 // One member's part of a collective on a whole tensor of so many elements of four bytes.
-Status CallMember(GroupMember* member, int m, int members, DeviceStream* stream, GroupCall call, char* from,
-                  char* to, int64_t elements) {
+Status CallMember(GroupMember* member, int m, int members, DeviceStream* stream, Primitive primitive,
+                  char* from, char* to, int64_t elements) {
   const int64_t part = elements / members;
-  switch (call) {
-    case GroupCall::kAllReduce:
+  switch (primitive) {
+    case Primitive::kAllReduce:
       return member->AllReduce(stream, DType::kFloat32, Reduce::kSum, from, to, elements);
-    case GroupCall::kReduceScatter:
+    case Primitive::kReduceScatter:
       return member->ReduceScatter(stream, DType::kFloat32, Reduce::kSum, from, to, part);
-    case GroupCall::kAllGather:
+    case Primitive::kAllGather:
       return member->AllGather(stream, DType::kFloat32, from, to, part);
-    case GroupCall::kAllToAll: {
+    case Primitive::kAllToAll: {
       std::vector<GroupMember::Transfer> transfers;
       const int64_t bytes = 4 * (part / members);
       for (int peer = 0; peer < members; ++peer) {
@@ -216,11 +217,12 @@ Status CallMember(GroupMember* member, int m, int members, DeviceStream* stream,
       }
       return member->Exchange(stream, transfers);
     }
-    case GroupCall::kSend:
+    case Primitive::kSend:
       if (m > 1) return Status();
       return member->Exchange(stream, {{m == 0, 1 - m, m == 0 ? from : to, 4 * elements}});
+    default:
+      return Status("calibration has no such collective");
   }
-  return Status();
 }
 
 }  // namespace
@@ -268,8 +270,9 @@ Timing TimeKernel(MeasuredDevice* on, const KernelSpec& spec, int64_t scratch_by
     segment.push_back({kernel.get(), {spec, set.in, set.out, scratch->data(), 3, 0, 1, 7}});
   }
   std::unique_ptr<DeviceSegment> recorded = on->stream->MakeSegment();
-  timing.seconds = SecondsEach(on->stream.get(), runs, options,
-                               [&] { return on->stream->RunSegment(recorded.get(), segment); });
+  timing.seconds = SecondsEach(on->stream.get(), options,
+                               [&] { return on->stream->RunSegment(recorded.get(), segment); }) /
+                   runs;
   return timing;
 }
 
@@ -302,7 +305,8 @@ HostCopies MeasureHostCopies(MeasuredDevice* on, bool small) {
 
 std::vector<std::pair<double, double>> TimeCollective(Backend* backend,
                                                       const std::vector<MeasuredDevice*>& devices,
-                                                      GroupCall call, const std::vector<int64_t>& sizes) {
+                                                      Primitive primitive,
+                                                      const std::vector<int64_t>& sizes) {
   const int members = static_cast<int>(devices.size());
   GroupSpec group{.name = "calibration"};
   std::vector<int> all;
@@ -328,7 +332,7 @@ std::vector<std::pair<double, double>> TimeCollective(Backend* backend,
       for (int r = 0; r < repetitions; ++r)
         RequireOk(backend->LaunchTogether([&] {
           for (int m = 0; m < members; ++m)
-            if (Status s = CallMember(group_members[m].get(), m, members, devices[m]->stream.get(), call,
+            if (Status s = CallMember(group_members[m].get(), m, members, devices[m]->stream.get(), primitive,
                                       static_cast<char*>(from[m]->data()), static_cast<char*>(to[m]->data()),
                                       elements);
                 !s.ok())
@@ -339,14 +343,7 @@ std::vector<std::pair<double, double>> TimeCollective(Backend* backend,
       return SecondsNow() - start;
     };
     run(2);
-    const double once = run(2) / 2;
-    const int few = std::clamp(static_cast<int>(0.002 / std::max(once, 1e-9)), 1, 100);
-    std::vector<double> seconds;
-    for (int batch = 0; batch < 5; ++batch) {
-      const double less = run(few), more = run(3 * few);
-      seconds.push_back(more > less ? (more - less) / (2.0 * few) : more / (3.0 * few));
-    }
-    points.emplace_back(static_cast<double>(bytes), Median(seconds));
+    points.emplace_back(static_cast<double>(bytes), SecondsOfCall(0.002, 5, 100, run));
   }
   for (const auto& member : group_members) member->BeginLeaving();
   return points;

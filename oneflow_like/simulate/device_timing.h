@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/device/backend.h"
+#include "sbp/boxing.h"
 
 namespace oneflow_like {
 
@@ -68,9 +68,8 @@ HostCopies MeasureHostCopies(MeasuredDevice* on, bool small);
 
 // Seconds of a collective among all `devices` of the backend, by the bytes of its whole tensor, at each of
 // `sizes`. REQUIRES: the backend HasGroups, and the devices are different cards.
-enum class GroupCall { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kSend };
 std::vector<std::pair<double, double>> TimeCollective(Backend* backend,
                                                       const std::vector<MeasuredDevice*>& devices,
-                                                      GroupCall call, const std::vector<int64_t>& sizes);
+                                                      Primitive primitive, const std::vector<int64_t>& sizes);
 
 }  // namespace oneflow_like

@@ -2,8 +2,6 @@
 // (compiler/cost/kernel_cost.h).
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <vector>
 
 #include "compiler/cost/kernel_cost.h"

@@ -12,8 +12,8 @@ namespace oneflow_like {
 // Shapes differ in what bounds their kernels: few or many rows, narrow or wide products, short or long
 // sequences; gradients that are summed over micro-batches, or not.
 struct ProbeShape {
-  int64_t batch, context, width, heads;  // batch: of each rank and micro-batch
-  bool llama;                            // RMS norms, SwiGLU and rotary positions in place of a GPT's
+  int64_t batch = 8, context = 1024, width = 768, heads = 12;  // batch: of each rank and micro-batch
+  bool llama = false;  // RMS norms, SwiGLU and rotary positions in place of a GPT's
   int micro_batches = 1;
   int64_t vocabulary = 512;
   int64_t kv_heads = 0;  // 0: as many as heads

@@ -2,16 +2,15 @@
 #include "oneflow_like/simulate.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <unordered_map>
 
 #include "actor/trace.h"
 #include "actor/virtual_time.h"
 #include "compiler/cost/kernel_cost.h"
+#include "core/formatted.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/session/plain_cores.h"
@@ -364,29 +363,22 @@ Simulated Simulate(const Session& session, const Machine& machine, const Simulat
 }
 
 std::string Simulated::Text(double per_step, const std::string& unit) const {
-  char line[200];
   std::string text = Cat("simulated: a step takes ", SecondsText(seconds));
-  if (per_step > 0) {
-    std::snprintf(line, sizeof line, ", %.0f %s/s", per_step / seconds, unit.c_str());
-    text += line;
-  }
-  std::snprintf(line, sizeof line,
-                "; MFU %.1f %%, %.1f TFLOP/s a device (%.1f with what is computed again)\n", 100 * mfu,
-                model_flops / seconds / devices / 1e12, flops / seconds / devices / 1e12);
-  text += line;
+  if (per_step > 0) text += Formatted(", %.0f %s/s", per_step / seconds, unit.c_str());
+  text += Formatted("; MFU %.1f %%, %.1f TFLOP/s a device (%.1f with what is computed again)\n", 100 * mfu,
+                    model_flops / seconds / devices / 1e12, flops / seconds / devices / 1e12);
   if (plain_flops >= 0) text += Cat("  operations: ", PlainCoresText(plain_flops, flops), "\n");
-  std::snprintf(line, sizeof line, "  %-12s %10s %10s %10s  %s\n", "ranks", "computes", "messages", "bubble",
-                "peak memory, by purpose");
-  text += line;
+  text += Formatted("  %-12s %10s %10s %10s  %s\n", "ranks", "computes", "messages", "bubble",
+                    "peak memory, by purpose");
   for (const SimulatedStage& s : stages) {
     std::string purposes;
     for (const auto& [purpose, bytes] : s.memory.purposes)
       if (bytes > 0) purposes += Cat(purposes.empty() ? "" : ", ", purpose, " ", BytesText(bytes));
-    std::snprintf(line, sizeof line, "  %-12s %10s %10s %10s  ",
-                  s.stage.empty() ? RangesText(s.memory.ranks).c_str() : s.stage.c_str(),
-                  PercentText(s.compute, seconds).c_str(), PercentText(s.communication, seconds).c_str(),
-                  PercentText(s.bubble, seconds).c_str());
-    text += Cat(line, BytesText(s.memory.peak_bytes), ": ", purposes, "\n");
+    text += Formatted("  %-12s %10s %10s %10s  %s: %s\n",
+                      s.stage.empty() ? RangesText(s.memory.ranks).c_str() : s.stage.c_str(),
+                      PercentText(s.compute, seconds).c_str(), PercentText(s.communication, seconds).c_str(),
+                      PercentText(s.bubble, seconds).c_str(), BytesText(s.memory.peak_bytes).c_str(),
+                      purposes.c_str());
   }
   for (const std::string& warning : warnings) text += Cat("  ", warning, "\n");
   return text;

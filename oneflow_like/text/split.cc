@@ -1,8 +1,6 @@
 #include "oneflow_like/text/split.h"
 
-#include <cstdint>
 #include <cstdlib>
-#include <utility>
 
 #include "core/error.h"
 #include "oneflow_like/text/utf8.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "core/random.h"
 #include "ops/cpu/convert.h"

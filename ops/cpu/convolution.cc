@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstring>
 #include <dnnl.hpp>
-#include <optional>
 #include <vector>
 
 #include "core/device/scratch.h"

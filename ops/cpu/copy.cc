@@ -1,5 +1,4 @@
 // Kernels that move elements, of any type: copies, transposes, slices, concatenations, and casts.
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 

@@ -3,7 +3,6 @@
 // of the table are cut between threads, and each adds in the order of the bags: bits do not depend on the
 // number of threads.
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <limits>
 

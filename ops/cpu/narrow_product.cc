@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <dnnl.hpp>
-#include <string>
 
 #include "core/device/parallel_for.h"
 #include "core/error.h"

@@ -118,59 +118,44 @@ int64_t UniqueRowsScratch(const KernelSpec& spec) {
 
 Status SgdRows(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &table = context.out[0];
-  const ListParts parts = PartsOf(context.spec.attrs, rows, table.global[0]);
-  Status checked = CheckTouched(rows, table.global[0], parts);
-  if (!checked.ok()) return checked;
-  CopyTo(context.in[0], table);
-  const RowsUpdate update(context, 3);
-  if (update.skipped) return Status();
-  const float rate = static_cast<float>(update.lr), factor = static_cast<float>(update.factor);
-  const float decay = static_cast<float>(context.spec.attrs.Float("weight_decay", 0));
-  const int64_t width = table.extent[1];
-  ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
-    const float* from = context.in[2].as<float>() + i * width;
-    float* to = table.as<float>() + row * width;
-    OFL_INDEPENDENT
-    for (int64_t c = 0; c < width; ++c) to[c] -= rate * (factor * from[c] + decay * to[c]);
+  return UpdateTouched(context, 3, CopyTo, [&](const RowsUpdate& update, const ListParts& parts) {
+    const float rate = static_cast<float>(update.lr), factor = static_cast<float>(update.factor);
+    const float decay = static_cast<float>(context.spec.attrs.Float("weight_decay", 0));
+    const int64_t width = table.extent[1];
+    ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
+      const float* from = context.in[2].as<float>() + i * width;
+      float* to = table.as<float>() + row * width;
+      OFL_INDEPENDENT
+      for (int64_t c = 0; c < width; ++c) to[c] -= rate * (factor * from[c] + decay * to[c]);
+    });
   });
-  return Status();
 }
 
 Status AddSquaresToRows(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &state = context.out[0];
-  const ListParts parts = PartsOf(context.spec.attrs, rows, state.global[0]);
-  Status checked = CheckTouched(rows, state.global[0], parts);
-  if (!checked.ok()) return checked;
-  CopyTo(context.in[0], state);
-  const RowsUpdate update(context, 3);
-  if (update.skipped) return Status();
-  const float factor = static_cast<float>(update.factor);
-  ForRowsHere(rows, state, parts, [&](int64_t i, int64_t row) {
-    state.as<float>()[row] += factor * factor * context.in[2].as<float>()[i];
+  return UpdateTouched(context, 3, CopyTo, [&](const RowsUpdate& update, const ListParts& parts) {
+    const float factor = static_cast<float>(update.factor);
+    ForRowsHere(rows, state, parts, [&](int64_t i, int64_t row) {
+      state.as<float>()[row] += factor * factor * context.in[2].as<float>()[i];
+    });
   });
-  return Status();
 }
 
 Status AdagradRows(const KernelContext& context) {
   const TensorArg &rows = context.in[1], &state = context.in[3], &table = context.out[0];
-  const ListParts parts = PartsOf(context.spec.attrs, rows, table.global[0]);
-  Status checked = CheckTouched(rows, table.global[0], parts);
-  if (!checked.ok()) return checked;
-  CopyTo(context.in[0], table);
-  const RowsUpdate update(context, 4);
-  if (update.skipped) return Status();
-  const float factor = static_cast<float>(update.factor);
-  const float eps = static_cast<float>(context.spec.attrs.Float("eps", 1e-8));
-  const int64_t width = table.extent[1];
-  ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
-    const float root = __builtin_sqrtf(state.as<float>()[row]);
-    const float rate = static_cast<float>(update.lr) * factor / (root + eps);
-    const float* from = context.in[2].as<float>() + i * width;
-    float* to = table.as<float>() + row * width;
-    OFL_INDEPENDENT
-    for (int64_t c = 0; c < width; ++c) to[c] -= rate * from[c];
+  return UpdateTouched(context, 4, CopyTo, [&](const RowsUpdate& update, const ListParts& parts) {
+    const float factor = static_cast<float>(update.factor);
+    const float eps = static_cast<float>(context.spec.attrs.Float("eps", 1e-8));
+    const int64_t width = table.extent[1];
+    ForRowsHere(rows, table, parts, [&](int64_t i, int64_t row) {
+      const float root = __builtin_sqrtf(state.as<float>()[row]);
+      const float rate = static_cast<float>(update.lr) * factor / (root + eps);
+      const float* from = context.in[2].as<float>() + i * width;
+      float* to = table.as<float>() + row * width;
+      OFL_INDEPENDENT
+      for (int64_t c = 0; c < width; ++c) to[c] -= rate * from[c];
+    });
   });
-  return Status();
 }
 
 KernelFactory ForRowsUpdate(KernelFn fn) {

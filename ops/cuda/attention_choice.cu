@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <span>
 
 #include "ops/attention_library.h"
 #include "ops/cuda/attention_shape.h"

@@ -34,34 +34,18 @@ struct CombineParams {
 
 // --- Elements: memory type, accumulator, conversions
 
-struct AsF32 {
-  using T = float;
-  using A = float;
+template <typename Memory, typename Accumulator = Memory>
+struct Elements {
+  using T = Memory;
+  using A = Accumulator;
 };
-struct AsBF16 {
-  using T = BFloat16;
-  using A = float;
-};
-struct AsF16 {
-  using T = Float16;
-  using A = float;
-};
-struct AsI32 {
-  using T = int32_t;
-  using A = int32_t;
-};
-struct AsI64 {
-  using T = int64_t;
-  using A = int64_t;
-};
-struct AsU8 {
-  using T = uint8_t;
-  using A = uint8_t;
-};
-struct AsU16 {  // bytes of 16-bit types, to copy them
-  using T = uint16_t;
-  using A = uint16_t;
-};
+using AsF32 = Elements<float>;
+using AsBF16 = Elements<BFloat16, float>;
+using AsF16 = Elements<Float16, float>;
+using AsI32 = Elements<int32_t>;
+using AsI64 = Elements<int64_t>;
+using AsU8 = Elements<uint8_t>;
+using AsU16 = Elements<uint16_t>;  // bytes of 16-bit types, to copy them
 
 OFL_DEVICE float Take(float x) { return x; }
 OFL_DEVICE float Take(BFloat16 x) { return Load(x); }

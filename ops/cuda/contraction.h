@@ -3,7 +3,6 @@
 // arithmetic only.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "ops/cuda/gemm.h"
@@ -39,7 +38,6 @@ struct ContractionPlan {
 
 struct ContractionTypes {
   DType in, out;
-  bool tf32 = false;
 };
 
 // For pieces of these extents. Packed copies take at most `packed_bytes`; below 0: the library is not to be

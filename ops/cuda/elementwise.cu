@@ -10,70 +10,28 @@
 namespace oneflow_like::cuda {
 namespace {
 
-enum class Op : int32_t {
-  kAdd,
-  kSub,
-  kMul,
-  kDiv,
-  kMaximum,
-  kMinimum,
-  kPow,
-  kEqual,
-  kNotEqual,
-  kLess,
-  kLessEqual,
-  kGreater,
-  kGreaterEqual,
-  kNeg,
-  kScale,
-  kShift,
-  kAddN,
-  kAtLeast,
-  kAtMost,
-  kRemainder,
-  kFloorDivide,
-  kBitwiseAnd,
-  kBitwiseOr,
-  kBitwiseXor,
-  kBitwiseNot,
-  kLeftShift,
-  kRightShift,
-  kWhere,
-  kCast,
-};
+// X(operator, its number)
+// clang-format off
+#define OFL_INTEGER_OPS(X) \
+  X("add", kAdd) X("sub", kSub) X("mul", kMul) X("div", kDiv) X("maximum", kMaximum) \
+  X("minimum", kMinimum) X("pow", kPow) X("equal", kEqual) X("not_equal", kNotEqual) X("less", kLess) \
+  X("less_equal", kLessEqual) X("greater", kGreater) X("greater_equal", kGreaterEqual) X("neg", kNeg) \
+  X("scale", kScale) X("shift", kShift) X("add_n", kAddN) X("at_least", kAtLeast) X("at_most", kAtMost) \
+  X("remainder", kRemainder) X("floor_divide", kFloorDivide) X("bitwise_and", kBitwiseAnd) \
+  X("bitwise_or", kBitwiseOr) X("bitwise_xor", kBitwiseXor) X("bitwise_not", kBitwiseNot) \
+  X("left_shift", kLeftShift) X("right_shift", kRightShift) X("where", kWhere) X("cast", kCast)
+// clang-format on
+
+#define OFL_NUMBER(name, number) number,
+enum class Op : int32_t { OFL_INTEGER_OPS(OFL_NUMBER) };
+#undef OFL_NUMBER
 struct NamedOp {
   const char* name;
   Op op;
 };
-constexpr NamedOp kOps[] = {{"add", Op::kAdd},
-                            {"sub", Op::kSub},
-                            {"mul", Op::kMul},
-                            {"div", Op::kDiv},
-                            {"maximum", Op::kMaximum},
-                            {"minimum", Op::kMinimum},
-                            {"pow", Op::kPow},
-                            {"equal", Op::kEqual},
-                            {"not_equal", Op::kNotEqual},
-                            {"less", Op::kLess},
-                            {"less_equal", Op::kLessEqual},
-                            {"greater", Op::kGreater},
-                            {"greater_equal", Op::kGreaterEqual},
-                            {"neg", Op::kNeg},
-                            {"scale", Op::kScale},
-                            {"shift", Op::kShift},
-                            {"add_n", Op::kAddN},
-                            {"at_least", Op::kAtLeast},
-                            {"at_most", Op::kAtMost},
-                            {"remainder", Op::kRemainder},
-                            {"floor_divide", Op::kFloorDivide},
-                            {"bitwise_and", Op::kBitwiseAnd},
-                            {"bitwise_or", Op::kBitwiseOr},
-                            {"bitwise_xor", Op::kBitwiseXor},
-                            {"bitwise_not", Op::kBitwiseNot},
-                            {"left_shift", Op::kLeftShift},
-                            {"right_shift", Op::kRightShift},
-                            {"where", Op::kWhere},
-                            {"cast", Op::kCast}};
+#define OFL_NAMED(name, number) {name, Op::number},
+constexpr NamedOp kOps[] = {OFL_INTEGER_OPS(OFL_NAMED)};
+#undef OFL_NAMED
 
 constexpr int kMostInputs = 64;
 

@@ -5,7 +5,6 @@
 #include <cudnn.h>
 
 #include <array>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>

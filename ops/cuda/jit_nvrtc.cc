@@ -20,24 +20,19 @@
 namespace oneflow_like::cuda {
 namespace {
 
+// What is called of the library.
+// clang-format off
+#define OFL_NVRTC_FUNCTIONS(X) \
+  X(Version) X(GetErrorString) X(GetNumSupportedArchs) X(GetSupportedArchs) X(CreateProgram) X(DestroyProgram) \
+  X(CompileProgram) X(GetProgramLogSize) X(GetProgramLog) X(GetCUBINSize) X(GetCUBIN) X(GetPTXSize) X(GetPTX)
+// clang-format on
+
 struct Nvrtc {
   std::string error;  // why it cannot be used
   int major = 0, minor = 0;
   std::vector<int> architectures;
-#define OFL_NVRTC(name) decltype(&::nvrtc##name) name = nullptr
-  OFL_NVRTC(Version);
-  OFL_NVRTC(GetErrorString);
-  OFL_NVRTC(GetNumSupportedArchs);
-  OFL_NVRTC(GetSupportedArchs);
-  OFL_NVRTC(CreateProgram);
-  OFL_NVRTC(DestroyProgram);
-  OFL_NVRTC(CompileProgram);
-  OFL_NVRTC(GetProgramLogSize);
-  OFL_NVRTC(GetProgramLog);
-  OFL_NVRTC(GetCUBINSize);
-  OFL_NVRTC(GetCUBIN);
-  OFL_NVRTC(GetPTXSize);
-  OFL_NVRTC(GetPTX);
+#define OFL_NVRTC(name) decltype(&::nvrtc##name) name = nullptr;
+  OFL_NVRTC_FUNCTIONS(OFL_NVRTC)
 #undef OFL_NVRTC
 };
 
@@ -56,20 +51,8 @@ Nvrtc OpenNvrtc() {
   bool all = true;
 #define OFL_NVRTC(name)                                                               \
   nvrtc.name = reinterpret_cast<decltype(nvrtc.name)>(dlsym(library, "nvrtc" #name)); \
-  all = all && nvrtc.name != nullptr
-  OFL_NVRTC(Version);
-  OFL_NVRTC(GetErrorString);
-  OFL_NVRTC(GetNumSupportedArchs);
-  OFL_NVRTC(GetSupportedArchs);
-  OFL_NVRTC(CreateProgram);
-  OFL_NVRTC(DestroyProgram);
-  OFL_NVRTC(CompileProgram);
-  OFL_NVRTC(GetProgramLogSize);
-  OFL_NVRTC(GetProgramLog);
-  OFL_NVRTC(GetCUBINSize);
-  OFL_NVRTC(GetCUBIN);
-  OFL_NVRTC(GetPTXSize);
-  OFL_NVRTC(GetPTX);
+  all = all && nvrtc.name != nullptr;
+  OFL_NVRTC_FUNCTIONS(OFL_NVRTC)
 #undef OFL_NVRTC
   int count = 0;
   all = all && nvrtc.Version(&nvrtc.major, &nvrtc.minor) == NVRTC_SUCCESS &&

@@ -10,7 +10,6 @@
 // floor: there are as many of them as matrices.
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/operand.h"

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -27,26 +26,15 @@ constexpr int kRounds = 4, kMostRuns = 20;
 constexpr int64_t kMostProposal = 1 << 10;  // none is meant by a larger number
 constexpr int64_t kPattern = 1 << 20;       // bytes of random numbers that operands repeat
 
+static_assert(std::has_unique_object_representations_v<GemmDescriptor>, "its bytes are compared");
 std::string BytesOf(const GemmDescriptor& product) {
   return std::string(reinterpret_cast<const char*>(&product), sizeof product);
 }
 
 const char* NameOf(Epilogue epilogue) {
-  switch (epilogue) {
-    case Epilogue::kBias:
-      return " bias";
-    case Epilogue::kGeluBias:
-      return " gelu_bias";
-    case Epilogue::kGeluGrad:
-      return " gelu_grad";
-    case Epilogue::kGeluGradBias:
-      return " gelu_grad_bias";
-    case Epilogue::kBiasGradA:
-      return " bias_grad";
-    case Epilogue::kNone:
-      break;
-  }
-  return "";
+  static const char* const names[] = {"",           " bias",           " gelu_bias",
+                                      " gelu_grad", " gelu_grad_bias", " bias_grad"};
+  return names[static_cast<int>(epilogue)];
 }
 
 bool HasVector(const GemmDescriptor& product) {
@@ -190,9 +178,8 @@ std::string WorkOf(const GemmDescriptor& g, int device) {
   return Cat("product ", g.m, "x", g.n, "x", g.k, g.transposed_a ? " t" : " n", g.transposed_b ? "t" : "n",
              " ld ", g.lda, ",", g.ldb, ",", g.ldd, ",", g.ld_aux, " batch ", g.batch, ":", g.stride_a, ",",
              g.stride_b, ",", g.stride_d, " ", Name(static_cast<DType>(g.in)), ">",
-             Name(static_cast<DType>(g.out)), g.tf32 ? " tf32" : "", NameOf(g.epilogue),
-             g.adds_c ? " adds" : "", " align ", g.alignment, " room ", g.workspace_bytes, " on ",
-             CardOf(device), ", ", *version);
+             Name(static_cast<DType>(g.out)), NameOf(g.epilogue), g.adds_c ? " adds" : "", " align ",
+             g.alignment, " room ", g.workspace_bytes, " on ", CardOf(device), ", ", *version);
 }
 
 void ProductChoices::Want(const GemmDescriptor& product) {

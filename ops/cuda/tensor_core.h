@@ -24,7 +24,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "ops/cuda/launch.h"
 #include "ops/cuda/walk.h"  // OFL_UNROLL

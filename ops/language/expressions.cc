@@ -3,7 +3,6 @@
 
 #include <cfloat>
 #include <cmath>
-#include <cstring>
 
 #include "ops/language/calls.h"
 #include "ops/language/numbers.h"

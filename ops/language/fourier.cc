@@ -1,7 +1,6 @@
 // Fourier transforms as products with small matrices: of n = a b elements first those of a elements, b apart,
 // then factors exp(-2 pi i j k / n), then those of b (Cooley and Tukey 1965). A complex matrix is a real one
 // of twice the size.
-#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <numeric>

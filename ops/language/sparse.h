@@ -5,7 +5,6 @@
 // naming itself, the axis, both numbers and the caller's line when operands do not fit.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "ops/language/functional.h"

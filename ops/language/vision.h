@@ -6,7 +6,6 @@
 // Lists in options have one number for all axes, or one for each: rows, then columns.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "ops/language/functional.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <utility>
 
 #include "core/dims.h"
 #include "core/dtype.h"

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "tests/actor/actor_test_plans.h"
+#include "tests/actor/seeded_executor.h"
 
 namespace oneflow_like {
 namespace {

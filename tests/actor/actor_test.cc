@@ -11,6 +11,7 @@
 #include "actor/runtime.h"
 #include "tests/actor/actor_test_plans.h"
 #include "tests/actor/late_device.h"
+#include "tests/actor/seeded_executor.h"
 
 // Counts allocations of all threads while on.
 static std::atomic<bool> counting{false};

@@ -8,6 +8,7 @@
 #include "actor/collective.h"
 #include "actor/runtime.h"
 #include "tests/actor/plan_builder.h"
+#include "tests/actor/seeded_executor.h"
 #include "tests/sbp/random_boxing.h"
 
 namespace oneflow_like {

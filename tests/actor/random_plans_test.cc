@@ -8,6 +8,7 @@
 #include "actor/runtime.h"
 #include "core/plan/token_game.h"
 #include "tests/actor/actor_test_plans.h"
+#include "tests/actor/seeded_executor.h"
 
 namespace oneflow_like {
 namespace {

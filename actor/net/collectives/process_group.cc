@@ -3,7 +3,6 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/plan/plan_values.h"
 

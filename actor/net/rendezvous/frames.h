@@ -3,7 +3,6 @@
 // wire.proto.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "actor/net/rendezvous/bootstrap.h"

@@ -4,10 +4,7 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
-#include <optional>
 #include <sstream>
-#include <utility>
 
 #include "actor/net/rendezvous/bootstrap.h"
 #include "actor/net/rendezvous/pmix.h"

@@ -3,7 +3,6 @@
 #include <glog/logging.h>
 
 #include <cstring>
-#include <new>
 
 namespace oneflow_like {
 namespace {

@@ -3,8 +3,6 @@
 // sender wakes it by a message through the network.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>

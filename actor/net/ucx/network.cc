@@ -8,12 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 
 #include "actor/net/ucx/ucx_network.h"
 #include "core/device/parallel_for.h"
 #include "core/error.h"
+#include "core/formatted.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -229,11 +228,9 @@ void UcxNetwork::Beats() {
     if (peer->beats_broke != 0 && now_ - peer->beats_broke > 2 * interval_)
       return Lose(peer, LossReason(UCS_ERR_CONNECTION_RESET));
     const double limit = peer->greetings_came != 0 ? 0.6 * options_.peer_timeout : options_.start_timeout;
-    if (silence_counts_ && static_cast<double>(now_ - peer->heard) > limit * kSecond) {
-      char seconds[32];
-      std::snprintf(seconds, sizeof seconds, "%.1f", static_cast<double>(now_ - peer->heard) / kSecond);
-      return Lose(peer, Cat("nothing heard of it for ", seconds, " s"));
-    }
+    const double silence = static_cast<double>(now_ - peer->heard) / kSecond;
+    if (silence_counts_ && silence > limit)
+      return Lose(peer, Formatted("nothing heard of it for %.1f s", silence));
     SendBeat(peer, kPing, {static_cast<uint32_t>(me_), 0, ClockNow(), 0});
   });
 }

@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <utility>
 
 #include "actor/net/rendezvous/interfaces.h"
 #include "core/error.h"

@@ -1,16 +1,18 @@
-// The executor for tests: one thread, the caller's, and of all events that could come next (a message of any
+// An executor of one thread, the caller's, and of all events that could come next (a message of any
 // channel, a credit between any two actors, anything ready) the seed picks one.
+#pragma once
+
+#include <algorithm>
+#include <deque>
 #include <memory>
 #include <random>
 #include <vector>
 
 #include "actor/executor.h"
-#include "actor/runtime.h"
 
 namespace oneflow_like {
-namespace {
 
-struct Pending {
+struct PendingEvent {
   const void* channel;
   const void* receiver;
   Message* message;  // or a credit
@@ -43,8 +45,11 @@ class SeededExecutor final : public Executor, public Worker {
   void Tell(const Receiver* from, Receiver* to, int port, bool ok) override {
     pending_.push_back({from, to, nullptr, to, port, ok});
   }
-  void Ready(Runnable* runnable, bool first) override { ready_.Push(runnable, first); }
-  void Forget(Runnable* runnable) override { ready_.Remove(runnable); }
+  void Ready(Runnable* runnable, bool first) override {
+    if (std::find(ready_.begin(), ready_.end(), runnable) == ready_.end())
+      ready_.insert(first ? ready_.begin() : ready_.end(), runnable);
+  }
+  void Forget(Runnable* runnable) override { std::erase(ready_, runnable); }
 
  private:
   bool FireOne() {
@@ -54,7 +59,10 @@ class SeededExecutor final : public Executor, public Worker {
     if (pick < pending_.size()) {
       Deliver(pick);
     } else {
-      ready_.PopAt(static_cast<int>(pick - pending_.size()))->RunOne();
+      const auto at = ready_.begin() + static_cast<std::ptrdiff_t>(pick - pending_.size());
+      Runnable* const runnable = *at;
+      ready_.erase(at);
+      runnable->RunOne();
     }
     return true;
   }
@@ -66,7 +74,7 @@ class SeededExecutor final : public Executor, public Worker {
            pending_[oldest].receiver != pending_[pick].receiver) {
       ++oldest;
     }
-    Pending event = pending_[oldest];
+    PendingEvent event = pending_[oldest];
     pending_.erase(pending_.begin() + oldest);
     if (event.message != nullptr) {
       event.message->Receive();
@@ -76,12 +84,12 @@ class SeededExecutor final : public Executor, public Worker {
   }
 
   std::mt19937_64 random_;
-  std::vector<Pending> pending_;  // oldest first
-  ReadyList ready_;
+  std::vector<PendingEvent> pending_;  // oldest first
+  std::deque<Runnable*> ready_;
 };
 
-}  // namespace
-
-std::unique_ptr<Executor> MakeSeededExecutor(uint64_t seed) { return std::make_unique<SeededExecutor>(seed); }
+inline std::unique_ptr<Executor> MakeSeededExecutor(uint64_t seed) {
+  return std::make_unique<SeededExecutor>(seed);
+}
 
 }  // namespace oneflow_like
