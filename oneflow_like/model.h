@@ -213,6 +213,9 @@ struct ModelOptions {
   // second or two, unless an earlier run has kept its choices on disk. Off: its first proposals, which makes
   // the same bits more likely on machines of one kind.
   bool tune = true;
+  // On GPUs, matrix products and convolutions in fp32 round their operands to TF32 (10 bits of mantissa) and
+  // run on tensor cores: several times as fast, and losses agree with those of a CPU to some 1e-3 only.
+  bool tf32 = false;
   // After every kernel, check that its results are finite; the first operator that computes a non-finite
   // number from finite ones is an Error with its name, line, rank, micro-batch and step. For CPU meshes, in
   // fp32 and bf16: gradients in fp16 overflow by design. Operators are not fused then, so results may differ

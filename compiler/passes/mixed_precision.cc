@@ -290,10 +290,22 @@ class Narrower {
   std::map<int, std::vector<int>> casts_of_;    // by node, the casts of its outputs
 };
 
+// For what would be narrow but reads fp32: the kernels of products and convolutions look at the attribute.
+void AllowTf32(Graph* graph) {
+  for (int n : graph->Order()) {
+    Node& node = graph->node(n);
+    const OpDef* def = graph->catalog().Find(node.op);
+    if (def && def->precision == Precision::kNarrow && !node.in.empty() &&
+        graph->value(node.in[0]).dtype == DType::kFloat32)
+      node.attrs.Set("tf32", int64_t{1});
+  }
+}
+
 }  // namespace
 
 void MixedPrecision(Graph* graph, const CompileOptions& options) {
   if (options.asked.dtype != DType::kFloat32) Narrower(graph, options.asked.dtype).Run();
+  if (options.asked.tf32) AllowTf32(graph);
 }
 
 }  // namespace oneflow_like

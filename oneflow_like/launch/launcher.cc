@@ -366,6 +366,7 @@ ModelOptions Launcher::model_options() const {
   options.check_replicas = launcher_flags().check_replicas;
   options.check_nan = launcher_flags().check_nan;
   options.tune = launcher_flags().tune;
+  options.tf32 = launcher_flags().tf32;
   options.devices = DeviceNumbers(launcher_flags().devices);
   options.threads = launcher_flags().threads;
   options.kernel_threads = launcher_flags().kernel_threads;

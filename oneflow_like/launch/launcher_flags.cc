@@ -29,6 +29,12 @@ std::vector<FlagGroup> LauncherGroups() {
         {"tune", &f.tune,
          "Measures cuBLASLt's first algorithms for each matrix product once and uses the fastest (on GPUs); "
          "false uses its first."},
+        {"tf32",
+         &f.tf32,
+         "Rounds the operands of matrix products and convolutions in fp32 to TF32 (on GPUs), which is "
+         "several times as fast.",
+         {},
+         kKept},
         {"threads", &f.threads,
          "Sets the number of runtime threads of a process; 0 means one per core, at most one per device.",
          kAnyValue, kPerProcess},

@@ -27,7 +27,7 @@ struct LauncherFlags {
   bool dry_run = false, explain = false;
   std::string report, dump_dir, trace;
   double stall_seconds = 0;
-  bool check_nan = false, tune = true;
+  bool check_nan = false, tune = true, tf32 = false;
   int64_t check_replicas = 0;
   std::string config, out, calibrate;
   int32_t calibrate_models = kMostModels;

@@ -47,6 +47,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("--check_feeds", model.check_feeds ? "true" : "false");
   option("--check_replicas", model.check_replicas);
   option("--tune", model.tune ? "true" : "false");
+  option("--tf32", model.tf32 ? "true" : "false");
   option("--check_nan", model.check_nan ? "true" : "false");
   option("micro_batches", o.micro_batches);
   option("steps_in_flight", o.steps_in_flight);

@@ -262,6 +262,7 @@ CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, 
   c.asked.name = options.name;
   c.asked.seed = model.options.seed;
   c.asked.dtype = options.dtype;
+  c.asked.tf32 = model.options.tf32;
   c.asked.roles = {BatchAxes(graph, options), model.mesh.FindAxes(options.parallel.tensor),
                    model.mesh.FindAxes(options.parallel.context)};
   c.asked.training = asked.training;

@@ -89,10 +89,8 @@ struct GemmLibrary {
 };
 GemmLibrary DescribeGemmLibrary();
 
-// Whether products of fp32 may round their operands to tf32 (10 bits of mantissa) and be several times
-// faster. Off by default; kernels read it when they are created. A node's attribute "tf32" overrides it.
-void SetTf32(bool allowed);
-bool Tf32();
+// Whether this product or convolution may round operands in fp32 to tf32 (10 bits of mantissa).
+inline bool MayRoundToTf32(const Attrs& attrs) { return attrs.Int("tf32", 0) != 0; }
 
 // Logs, once for each `kind` of product, that the library refuses it, why, and the alternative used: a
 // correct but slower computation must not go unnoticed.

@@ -46,7 +46,7 @@ class LinearKernel : public CudaKernel {
         roles_(roles),
         accumulates_(Accumulates(spec.attrs)),
         labels_(EinsumLabels(spec.attrs.Str("equation"))),
-        types_{spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0} {
+        types_{spec.in[0].dtype, spec.out[0].dtype, MayRoundToTf32(spec.attrs)} {
     Prepare(spec.in, spec.out);
   }
 

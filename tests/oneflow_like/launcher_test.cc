@@ -27,7 +27,8 @@ TEST(Launcher, EveryFlagReachesItsOption) {
                                     "--seed=7",           "--threads=3",           "--kernel_threads=2",
                                     "--explain",          "--memory_budget=12345", "--check_feeds",
                                     "--check_replicas=9", "--check_nan",           "--dump_dir=" + dump,
-                                    "--trace=" + trace,   "--report=" + report,    "--tune=false"};
+                                    "--trace=" + trace,   "--report=" + report,    "--tune=false",
+                                    "--tf32"};
   std::vector<char*> pointers;
   for (std::string& flag : flags) pointers.push_back(flag.data());
   int argc = static_cast<int>(pointers.size());
@@ -43,6 +44,7 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.check_replicas, 9);
   EXPECT_TRUE(options.check_nan);
   EXPECT_FALSE(options.tune);
+  EXPECT_TRUE(options.tf32);
   EXPECT_EQ(options.devices, (std::vector<int>{2, 5}));
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.kernel_threads, 2);

@@ -65,6 +65,37 @@ INSTANTIATE_TEST_SUITE_P(Meshes, MixedPlan,
                          testing::Values("cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2",
                                          "cpu:dp=2,tp=2,pp=2"));
 
+// With ModelOptions::tf32 every product and convolution that reads fp32 says so to its kernel, fused ones and
+// gradients included; no other does.
+TEST(MixedPlans, ProductsInFp32MayRoundWhereAsked) {
+  for (const bool tf32 : {false, true}) {
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      ModelOptions asking;
+      asking.tf32 = tf32;
+      Model model(Mesh::Parse("cpu:dp=1"), asking);
+      Tensor x = model.Input("x", {4, 8, 8, 3}, DType::kFloat32);
+      Tensor hidden = reshape(nn::Conv(model.scope() / "conv", x, 8, 3), {4, -1});
+      Tensor y = gelu(nn::Linear(model.scope() / "linear", hidden, 16));
+      SessionOptions options;
+      options.dtype = dtype;
+      Session session = Train(mean(y), Sgd{.lr = .1}, options);
+      const Graph& graph = session.impl()->compiled.graph;
+      std::map<std::string, int> asked;
+      for (int n : graph.Order()) {
+        const Node& node = graph.node(n);
+        if (node.attrs.Int("tf32", 0) != 0) ++asked[node.op];
+      }
+      std::map<std::string, int> want;
+      if (tf32 && dtype == DType::kFloat32)
+        want = {{"conv2d", 1}, {"conv2d_grad_filter", 1}, {"linear", 1}, {"linear_grad_weight", 1}};
+      std::string text;
+      for (const auto& [op, count] : asked) text += op + " ";
+      for (const auto& [op, count] : want) EXPECT_EQ(asked[op], count) << op << " of " << text;
+      if (want.empty()) EXPECT_TRUE(asked.empty()) << text;
+    }
+  }
+}
+
 // A product that only a sum or a loss reads is held in 16 bits: those widen what they read themselves.
 TEST(MixedPlans, WhatOnlyASumReadsIsNarrow) {
   const Dims shape = {12, 20};

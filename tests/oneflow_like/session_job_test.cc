@@ -240,6 +240,7 @@ TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
       {"--check_replicas", "0", "5", [](Given* g) { g->model.check_replicas = 5; }},
       {"--check_nan", "false", "true", [](Given* g) { g->model.check_nan = true; }},
       {"--tune", "true", "false", [](Given* g) { g->model.tune = false; }},
+      {"--tf32", "false", "true", [](Given* g) { g->model.tf32 = true; }},
       {"micro_batches", "2", "4", [](Given* g) { g->session.micro_batches = 4; }},
       {"steps_in_flight", "2", "3", [](Given* g) { g->session.steps_in_flight = 3; }},
       {"schedule", "1f1b", "gpipe", [](Given* g) { g->session.schedule = PipelineSchedule::kGPipe; }},
