@@ -31,8 +31,7 @@ Status EmbeddingBag(const KernelContext& context) {
   const TensorArg &table = context.in[0], &y = context.out[0];
   const Bags bags{context.in[1], context.in[2]};
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
-  Status checked = bags.Check(table.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(table.global[0]); !checked.ok()) return checked;
   const std::string& mode = context.spec.attrs.Str("mode");
   int64_t width = table.extent[1];
   for (int64_t bag = 0; bag < bags.count(); ++bag) {
@@ -73,8 +72,7 @@ Status EmbeddingBagGrad(const KernelContext& context) {
   const Bags bags{context.in[0], context.in[1]};
   const TensorArg &dy = context.in[2], &dtable = context.out[0];
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
-  Status checked = bags.Check(dtable.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(dtable.global[0]); !checked.ok()) return checked;
   const std::string& mode = context.spec.attrs.Str("mode");
   int64_t width = dtable.extent[1];
   SumOverIds(bags, dtable, [&](int64_t bag, int64_t j, int64_t d) {
@@ -87,8 +85,7 @@ Status EmbeddingBagGrad(const KernelContext& context) {
 Status EmbeddingBagMaxGrad(const KernelContext& context) {
   const TensorArg &table = context.in[0], &y = context.in[3], &dy = context.in[4], &dtable = context.out[0];
   const Bags bags{context.in[1], context.in[2]};
-  Status checked = bags.Check(table.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(table.global[0]); !checked.ok()) return checked;
   int64_t width = dtable.extent[1];
   auto hit = [&](int64_t bag, int64_t j, int64_t d) {
     return LoadFloat(table, RowHere(bags, bag, j, table) * width + d) == LoadFloat(y, bag * width + d);
@@ -105,8 +102,7 @@ Status EmbeddingBagMaxGrad(const KernelContext& context) {
 Status EmbeddingBagWeightsGrad(const KernelContext& context) {
   const TensorArg &table = context.in[0], &dy = context.in[3], &dweights = context.out[0];
   const Bags bags{context.in[1], context.in[2]};
-  Status checked = bags.Check(table.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(table.global[0]); !checked.ok()) return checked;
   int64_t width = table.extent[1];
   for (int64_t bag = 0; bag < bags.count(); ++bag) {
     for (int64_t j = 0; j < bags.room(); ++j) {

@@ -14,8 +14,7 @@ namespace {
 // w is [e k m], or [e m k] if `transposed`.
 Status GroupedMatmulOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &w = context.in[1], &counts = context.in[2], &y = context.out[0];
-  Status checked = CheckCounts(counts, x.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckCounts(counts, x.global[0]); !checked.ok()) return checked;
   bool transposed = context.spec.attrs.Int("transposed", 0) != 0;
   int64_t k = x.extent[1], m = y.extent[1];
   for (int64_t i = 0; i < y.elements(); ++i) StoreFloat(y, i, 0);
@@ -34,8 +33,7 @@ Status GroupedMatmulOfPart(const KernelContext& context) {
 
 Status GradWeightOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &counts = context.in[2], &dw = context.out[0];
-  Status checked = CheckCounts(counts, x.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckCounts(counts, x.global[0]); !checked.ok()) return checked;
   int64_t k = x.extent[1], m = dy.extent[1];
   ForGroups(counts, x, dw.begin[0], dw.extent[0], [&](int64_t e, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < k * m; ++i) {

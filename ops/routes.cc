@@ -21,8 +21,7 @@ Status Route(const KernelContext& context) {
   const TensorArg* weights = context.in.size() > 1 ? &context.in[1] : nullptr;
   const int64_t choices = chosen.extent[1] * chosen.extent[2], k = chosen.extent[2];
   const int64_t all = slots.extent[1], room = slots.extent[2];
-  Status checked = CheckIndices(chosen, all);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(chosen, all); !checked.ok()) return checked;
   for (int64_t i = 0; i < slots.elements(); ++i) slots.as<int32_t>()[i] = -1;
   for (int64_t pool = 0; pool < chosen.extent[0]; ++pool) {
     const int64_t first = pool * choices;

@@ -16,8 +16,7 @@ template <bool kAlong>
 Status Take(const KernelContext& context) {
   const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
   int axis = AxisOf(context.spec);
-  Status checked = CheckIndices(ids, x.global[axis]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(ids, x.global[axis]); !checked.ok()) return checked;
   AroundAxis at(x, axis);
   const bool batched = Batched(context.spec.attrs);
   int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
@@ -38,8 +37,7 @@ Status SumByIndex(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
   const TensorArg* x = context.in.size() > 2 ? &context.in[2] : nullptr;
   int axis = AxisOf(context.spec);
-  Status checked = CheckIndices(ids, y.global[axis]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(ids, y.global[axis]); !checked.ok()) return checked;
   AroundAxis at(y, axis);
   const bool batched = Batched(context.spec.attrs);
   int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
