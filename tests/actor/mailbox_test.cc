@@ -100,6 +100,7 @@ TEST(ReadyList, OrderAndRemoval) {
   list.Push(&b, false);
   list.Push(&c, true);
   list.Push(&a, true);  // is queued already: stays where it is
+  EXPECT_EQ(list.size(), 3);
   list.Remove(&b);
   list.Remove(&b);
   list.Push(&d, false);
