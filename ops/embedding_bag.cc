@@ -227,9 +227,8 @@ double RowsFlops(const BoundRule& rule) {
 }
 
 void AddForward(Catalog* catalog) {
-  OpDef def;
-  def.name = "embedding_bag";
-  def.doc = "The sum, mean or greatest of the rows of table that the first ids of each bag name.";
+  OpDef def{.name = "embedding_bag",
+            .doc = "The sum, mean or greatest of the rows of table that the first ids of each bag name."};
   def.axes_of = [](const OpCall& call) {
     return Cat("table[v d], ids[b l], lengths[b]", call.shapes.size() > 3 ? ", weights[b l]" : "",
                " -> y[b d]");
@@ -262,9 +261,8 @@ void AddForward(Catalog* catalog) {
 
 void AddGrad(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef grad;
-  grad.name = "embedding_bag_grad";
-  grad.doc = "Gradient of embedding_bag, by sum or mean, with respect to its table of `rows` rows.";
+  OpDef grad{.name = "embedding_bag_grad",
+             .doc = "Gradient of embedding_bag, by sum or mean, with respect to its table of `rows` rows."};
   grad.axes_of = [](const OpCall& call) {
     return Cat("ids[b l], lengths[b], dy[b d]", call.shapes.size() > 3 ? ", weights[b l]" : "",
                " -> dtable[v d]");
@@ -327,9 +325,8 @@ void AddMaxGrad(Catalog* catalog) {
 
 void AddWeightsGrad(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef weights;
-  weights.name = "embedding_bag_weights_grad";
-  weights.doc = "Gradient of embedding_bag with respect to its weights: the row times dy.";
+  OpDef weights{.name = "embedding_bag_weights_grad",
+                .doc = "Gradient of embedding_bag with respect to its weights: the row times dy."};
   weights.axes = "table[v d], ids[b l], lengths[b], dy[b d] -> dweights[b l]";
   weights.folds = {{"v", Reduce::kSum}, {"d", Reduce::kSum}};
   weights.linear = {{"table"}, {"dy"}};

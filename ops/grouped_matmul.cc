@@ -152,9 +152,7 @@ std::vector<Tensor> GroupedMatmulGradWeightGrad(const GradCall& c) {
 
 void AddProduct(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef def;
-  def.name = "grouped_matmul";
-  def.doc = "Rows of x in runs, each times the matrix of its expert.";
+  OpDef def{.name = "grouped_matmul", .doc = "Rows of x in runs, each times the matrix of its expert."};
   def.axes_of = [](const OpCall& call) {
     bool transposed = call.attrs->Int("transposed", 0) != 0;
     RequireInputs(call, 3);
@@ -195,9 +193,8 @@ void AddProduct(Catalog* catalog) {
 
 void AddGradWeight(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef grad;
-  grad.name = "grouped_matmul_grad_weight";
-  grad.doc = "Gradient of grouped_matmul with respect to w: of every expert x^T dy over its rows.";
+  OpDef grad{.name = "grouped_matmul_grad_weight",
+             .doc = "Gradient of grouped_matmul with respect to w: of every expert x^T dy over its rows."};
   grad.axes_of = [](const OpCall& call) {
     RequireInputs(call, 3);
     const std::string p = PartsLabel(call, 0, 2);

@@ -162,9 +162,8 @@ void AddRouteRanks(Catalog* catalog) {
 }
 
 void AddSortChoices(Catalog* catalog) {
-  OpDef def;
-  def.name = "sort_choices";
-  def.doc = "Which choice of a row that came to a rank is where in the runs of the rank's experts.";
+  OpDef def{.name = "sort_choices",
+            .doc = "Which choice of a row that came to a rank is where in the runs of the rank's experts."};
   def.axes = "kept[r p c k] -> slots[r p n], places[r p c k], counts[r p e]";
   def.whole = {"c", "k", "n", "e"};
   def.extents = [](const OpCall& call) {

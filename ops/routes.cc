@@ -242,9 +242,8 @@ void AddRouteTables(Catalog* catalog) {
 }
 
 void AddTakeRows(Catalog* catalog) {
-  OpDef def;
-  def.name = "take_rows";
-  def.doc = "Tokens at their places among the rows of experts, 0 at places that none fills.";
+  OpDef def{.name = "take_rows",
+            .doc = "Tokens at their places among the rows of experts, 0 at places that none fills."};
   def.axes_of = [](const OpCall& call) {
     const RowLines lines(call, kPlacesOfRows);
     return Cat("x", lines.tokens, ", ", lines.tables, lines.Weights(call), " -> y", lines.rows);
@@ -263,9 +262,8 @@ void AddTakeRows(Catalog* catalog) {
 }
 
 void AddReturnRows(Catalog* catalog) {
-  OpDef def;
-  def.name = "return_rows";
-  def.doc = "For each token the sum of the rows at its places, each times its weight.";
+  OpDef def{.name = "return_rows",
+            .doc = "For each token the sum of the rows at its places, each times its weight."};
   def.axes_of = [](const OpCall& call) {
     const RowLines lines(call, kPlacesOfRows);
     return Cat("y", lines.rows, ", ", lines.tables, lines.Weights(call), " -> x", lines.tokens);

@@ -75,9 +75,7 @@ void CheckElements(const OpCall& call) {
 }
 
 OpDef MaxOp(const std::string& name, const std::string& doc, std::vector<Sample> samples) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.samples = std::move(samples);
   for (Sample& s : def.samples) s.low = -20, s.high = 20;  // far apart: no rounding makes two equal
   def.dtypes = ResultTypes({1});

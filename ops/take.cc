@@ -140,9 +140,7 @@ void CheckBatches(const OpCall& call, size_t ids, size_t other, const char* name
 
 void AddTakeParts(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef take;
-  take.name = "take";
-  take.doc = "The parts of x along one axis that ids names.";
+  OpDef take{.name = "take", .doc = "The parts of x along one axis that ids names."};
   take.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
     return "x[" + AxesWith(rank, axis, "v") + "], ids[" + LabelsOfIds(call, 1) + "] -> y[" +
@@ -240,9 +238,8 @@ void AddIndexSum(Catalog* catalog) {
 
 void AddTakeAlongAxis(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef take;
-  take.name = "take_along_axis";
-  take.doc = "Element by element, that of x along one axis which ids names.";
+  OpDef take{.name = "take_along_axis",
+             .doc = "Element by element, that of x along one axis which ids names."};
   take.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
     std::string ids = "[" + AxesWith(rank, axis, Letter(kIds)) + "]";

@@ -185,9 +185,7 @@ void AddTemporalClassification(Catalog* catalog) {
                   {.in = {{4, 7, 5}, {4, 3}, {4}, {4}}, .attrs = blank, .dtypes = {f, i, i, i}, .limit = 2}};
   catalog->Add(std::move(loss));
 
-  OpDef grad;
-  grad.name = "ctc_loss_grad";
-  grad.doc = "The gradient of ctc_loss with respect to log_probs.";
+  OpDef grad{.name = "ctc_loss_grad", .doc = "The gradient of ctc_loss with respect to log_probs."};
   grad.axes =
       "log_probs[n t c], targets[n s], input_lengths[n], target_lengths[n], dloss[n] -> dlog_probs[n t c]";
   grad.linear = {{"dloss"}};
