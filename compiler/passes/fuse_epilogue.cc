@@ -144,6 +144,7 @@ Node Begin(const Graph& graph, int n, const std::string& op, const std::string& 
   node.op = op;
   node.why = why;
   node.attrs = {{"equation", EquationOf(graph, n).str()}};
+  if (graph.node(n).attrs.Has("tf32")) node.attrs.Set("tf32", graph.node(n).attrs.Int("tf32"));
   node.out.clear();
   return node;
 }

@@ -258,9 +258,10 @@ OFL_DEVICE void LoadBias(const AttentionShape& shape, int64_t b, int64_t h, int 
   OFL_UNROLL
   for (int n = 0; n < C / 8; ++n) {
     OFL_UNROLL
-    for (int i = 0; i < 4; ++i)
-      bias->Of(n).at[i] =
-          i / 2 * 8 < rows && 8 * n + i % 2 < columns ? (i < 2 ? at : below)[i % 2 * along] : 0.0f;
+    for (int i = 0; i < 4; ++i) {
+      const float* const from = i < 2 ? at : below;
+      bias->Of(n).at[i] = i / 2 * 8 < rows && 8 * n + i % 2 < columns ? from[i % 2 * along] : 0.0f;
+    }
     at += 8 * along;
     below += 8 * along;
   }

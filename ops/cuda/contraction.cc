@@ -117,6 +117,7 @@ GemmDescriptor Describe(const Choice& c, const ContractionTypes& types, DType ou
   d.stride_d = c.batch.y;
   d.in = static_cast<int32_t>(types.in);
   d.out = static_cast<int32_t>(out);
+  d.tf32 = types.tf32 && types.in == DType::kFloat32;
   return d;
 }
 

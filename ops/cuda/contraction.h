@@ -38,6 +38,7 @@ struct ContractionPlan {
 
 struct ContractionTypes {
   DType in, out;
+  bool tf32 = false;
 };
 
 // For pieces of these extents. Packed copies take at most `packed_bytes`; below 0: the library is not to be

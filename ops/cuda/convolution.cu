@@ -244,7 +244,7 @@ class ConvolutionKernel : public CudaKernel {
   template <typename Args>
   static LibraryConvolution AskedOf(const KernelSpec& spec, const Args& of) {
     return {kKind, ShapeOfConvolution(spec.attrs, ConvolutionArgsOf(kKind, of)), of.in[0].dtype,
-            of.out[0].dtype};
+            of.out[0].dtype, Tf32()};
   }
   bool MayAsk(const KernelContext& context) const {
     if (!library_) return false;

@@ -44,8 +44,9 @@ class ConvolutionBuilder {
     } else {
       graph.Convolution(asked_.kind, Window(), x, filter, y);
     }
-    return graph.Plan(target_, why,
-                      {.room = room, .deterministic = true, .whole_fp32 = asked_.dtype == DType::kFloat32});
+    return graph.Plan(
+        target_, why,
+        {.room = room, .deterministic = true, .whole_fp32 = asked_.dtype == DType::kFloat32 && !asked_.tf32});
   }
 
   CudnnPtr Widen(int64_t room, std::string* why) const {

@@ -21,7 +21,8 @@ struct ConvolutionPlan {
   std::string refused;       // why there is none
 };
 
-// The first deterministic plan advised within `room` bytes of work space. fp32 stays fp32.
+// The first deterministic plan advised within `room` bytes of work space. fp32 stays fp32 unless
+// `convolution.tf32`.
 ConvolutionPlan MakeConvolutionPlan(const LibraryConvolution& convolution, size_t room,
                                     const CudnnTarget& target);
 

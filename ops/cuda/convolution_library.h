@@ -15,6 +15,7 @@ struct LibraryConvolution {
   ConvolutionShape shape;
   DType dtype = DType::kBFloat16;   // of the two operands
   DType result = DType::kBFloat16;  // the same, or fp32
+  bool tf32 = false;                // fp32 operands may be rounded to tf32
 
   bool operator==(const LibraryConvolution&) const = default;
 };

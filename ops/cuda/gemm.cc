@@ -4,11 +4,14 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <set>
 
 namespace oneflow_like::cuda {
 namespace {
+
+std::atomic<bool> tf32_allowed{false};
 
 struct Stored {
   int32_t transposed;
@@ -48,6 +51,9 @@ GemmDescriptor DescribeGemm(const ProductStrides& p) {
   d.ldb = b.ld;
   return d;
 }
+
+void SetTf32(bool allowed) { tf32_allowed = allowed; }
+bool Tf32() { return tf32_allowed; }
 
 void SayRefused(const std::string& kind, const std::string& instead, const Status& why) {
   static std::mutex mutex;  // ranks of one process meet the same

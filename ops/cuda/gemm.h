@@ -42,6 +42,7 @@ struct GemmDescriptor {
   int32_t in = 0, out = 0;    // DType of a and b; of d, bias and aux
   int32_t transposed_a = 0, transposed_b = 0;
   int32_t swapped = 0;  // a and b are the caller's b and a
+  int32_t tf32 = 0;
   Epilogue epilogue = Epilogue::kNone;
   int64_t adds_c = 0;  // ab + c in place of ab; c lies as d does, and may be d
 };
@@ -87,6 +88,11 @@ struct GemmLibrary {
   int proposals = 1;
 };
 GemmLibrary DescribeGemmLibrary();
+
+// Whether products of fp32 may round their operands to tf32 (10 bits of mantissa) and be several times
+// faster. Off by default; kernels read it when they are created. A node's attribute "tf32" overrides it.
+void SetTf32(bool allowed);
+bool Tf32();
 
 // Logs, once for each `kind` of product, that the library refuses it, why, and the alternative used: a
 // correct but slower computation must not go unnoticed.

@@ -156,8 +156,8 @@ class CublasLtGemm : public Gemm {
   }
 
   Status Describe() {
-    bool done =
-        cublasLtMatmulDescCreate(&lib_.matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
+    cublasComputeType_t compute = what_.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    bool done = cublasLtMatmulDescCreate(&lib_.matmul, compute, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
     done = done && Set(CUBLASLT_MATMUL_DESC_TRANSA, what_.transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N) &&
            Set(CUBLASLT_MATMUL_DESC_TRANSB, what_.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     int64_t a_rows = what_.transposed_a ? what_.k : what_.m,

@@ -46,7 +46,7 @@ class LinearKernel : public CudaKernel {
         roles_(roles),
         accumulates_(Accumulates(spec.attrs)),
         labels_(EinsumLabels(spec.attrs.Str("equation"))),
-        types_{spec.in[0].dtype, spec.out[0].dtype} {
+        types_{spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0} {
     Prepare(spec.in, spec.out);
   }
 
@@ -85,7 +85,7 @@ class LinearKernel : public CudaKernel {
     if (roles_.aux >= 0) one = one && gemm.m % kAuxMultiple == 0;
     // The library's tanh is a short approximation: well below the rounding of 16-bit types, but not of fp32.
     bool gelu = epilogue_ == Epilogue::kGeluBias || epilogue_ == Epilogue::kGeluGrad;
-    if (gelu && types_.out == DType::kFloat32) one = false;
+    if (gelu && types_.out == DType::kFloat32 && !types_.tf32) one = false;
     if (epilogue_ == Epilogue::kBiasGradA) one = one && gemm.swapped;  // its A is dy
     if (!one || spec_.attrs.Int("steps", 0) != 0) return;
     gemm.epilogue = epilogue_;
@@ -137,7 +137,7 @@ class LinearKernel : public CudaKernel {
   }
 
   void MakeSteps() {
-    Attrs product = {{"equation", spec_.attrs.Str("equation")}};
+    Attrs product = {{"equation", spec_.attrs.Str("equation")}, {"tf32", int64_t{types_.tf32}}};
     switch (epilogue_) {
       case Epilogue::kGeluGrad:
         AddStep("einsum", product, {0, 1}, {kOutput});

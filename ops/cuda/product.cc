@@ -17,7 +17,7 @@ constexpr int64_t kPackedBytes = int64_t{24} << 20;
 class Product : public CudaKernel {
  public:
   Product(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
-    types_ = {spec.in[0].dtype, spec.out[0].dtype};
+    types_ = {spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0};
     choice_ = spec.attrs.Int("gemm_choice", kDecided);
     accumulates_ = Accumulates(spec.attrs);
     Prepare(spec.in[0].extent, spec.in[1].extent);

@@ -178,8 +178,9 @@ std::string WorkOf(const GemmDescriptor& g, int device) {
   return Cat("product ", g.m, "x", g.n, "x", g.k, g.transposed_a ? " t" : " n", g.transposed_b ? "t" : "n",
              " ld ", g.lda, ",", g.ldb, ",", g.ldd, ",", g.ld_aux, " batch ", g.batch, ":", g.stride_a, ",",
              g.stride_b, ",", g.stride_d, " ", Name(static_cast<DType>(g.in)), ">",
-             Name(static_cast<DType>(g.out)), NameOf(g.epilogue), g.adds_c ? " adds" : "", " align ",
-             g.alignment, " room ", g.workspace_bytes, " on ", CardOf(device), ", ", *version);
+             Name(static_cast<DType>(g.out)), g.tf32 ? " tf32" : "", NameOf(g.epilogue),
+             g.adds_c ? " adds" : "", " align ", g.alignment, " room ", g.workspace_bytes, " on ",
+             CardOf(device), ", ", *version);
 }
 
 void ProductChoices::Want(const GemmDescriptor& product) {

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
 
 #include "actor/runtime.h"
 #include "core/plan/token_game.h"
@@ -12,7 +15,7 @@
 namespace oneflow_like {
 namespace {
 
-constexpr double kActSeconds = 0.010;
+constexpr double kActSeconds = 0.010;  // of the first measurement
 
 struct PipelinePlans {
   std::vector<plan::Plan> plans;
@@ -45,7 +48,7 @@ Play PlayPipeline(int p, int m) {
   return PlayStep(game, [p](int t, int) { return t >= 2 * p ? -1 : t >= p ? 0 : 1; });
 }
 
-PipelinePlans Pipeline(int p, int m) {
+PipelinePlans Pipeline(int p, int m, double act_seconds) {
   PipelinePlans result;
   Play play = PlayPipeline(p, m);
   Dims shape{1};
@@ -74,7 +77,7 @@ PipelinePlans Pipeline(int p, int m) {
     if (i > 0) move(kActIn, 2 * i, i - 1, i, false), move(kGradOut, 2 * i + 1, i, i - 1, true);
     if (i + 1 < p) move(kActOut, 2 * i + 2, i, i + 1, true), move(kGradIn, 2 * i + 3, i + 1, i, false);
     for (auto [actor, in, out] : {std::tuple(forward, f_in, f_out), std::tuple(backward, b_in, b_out)}) {
-      b.SetAttr(b.Kernel(actor, "wait", in, out), "us", static_cast<int64_t>(kActSeconds * 1e6));
+      b.SetAttr(b.Kernel(actor, "wait", in, out), "us", static_cast<int64_t>(act_seconds * 1e6));
     }
     std::vector<int> compute, link;
     result.order.emplace_back();
@@ -97,10 +100,15 @@ PipelinePlans Pipeline(int p, int m) {
   return result;
 }
 
-// One step; gives its time in acts, an act being as long as this run's were on average (a busy machine
-// stretches them all), and checks what does not depend on the clock.
-double RunOnce(int p, int m) {
-  PipelinePlans pipeline = Pipeline(p, m);
+struct Measured {
+  double acts = 0;     // time of the step; an act is as long as this run's were on average (a busy machine
+                       // stretches them all)
+  double waiting = 0;  // seconds from when an act could start until it did: the median
+};
+
+// One step; checks what does not depend on the clock.
+Measured RunOnce(int p, int m, double act_seconds) {
+  PipelinePlans pipeline = Pipeline(p, m, act_seconds);
   KernelRegistry registry = TestRegistry();
   auto store = MakeStore(p);
   auto executor = MakeThreadExecutor(p, 1);
@@ -108,10 +116,14 @@ double RunOnce(int p, int m) {
   runtime.Record(true);
   EXPECT_TRUE(runtime.Launch({}).Wait().ok());
   std::vector<std::vector<std::string>> order(p);
+  std::vector<ActRecord> acts;
+  std::map<std::tuple<int, int, int>, double> ends;  // by actor, stage, micro-batch
   double start = 1e9, end = 0, inside = 0;
   for (const ActRecord& r : runtime.TakeRecords()) {
     if (r.actor > kBackward) continue;
     order[r.rank].push_back(Cat(r.actor == kForward ? "F" : "B", r.act));
+    acts.push_back(r);
+    ends[{r.actor, r.rank, r.act}] = r.end;
     start = std::min(start, r.start);
     end = std::max(end, r.end);
     inside += r.end - r.start;
@@ -122,24 +134,50 @@ double RunOnce(int p, int m) {
     EXPECT_EQ((peaks[{i, pipeline.stash[i]}]), std::min(p - i, m))
         << "stage " << i << " of " << p << ", m=" << m;
   }
-  return (end - start) / (inside / (2.0 * m * p));
+  std::vector<double> waiting;
+  std::map<int, double> free;  // when the stage's last act ended
+  for (const ActRecord& r : acts) {
+    // Its operand is computed on the stage before, or, going back, on the one after.
+    const auto operand = ends.find({r.actor, r.rank + (r.actor == kForward ? -1 : 1), r.act});
+    double could = free.count(r.rank) != 0 ? free[r.rank] : start;
+    if (operand != ends.end()) could = std::max(could, operand->second);
+    waiting.push_back(r.start - could);
+    free[r.rank] = r.end;
+  }
+  const auto middle = waiting.begin() + static_cast<int64_t>(waiting.size() / 2);
+  std::nth_element(waiting.begin(), middle, waiting.end());
+  return {(end - start) / (inside / (2.0 * m * p)), *middle};
 }
 
+// Other work on this machine delays some acts by milliseconds, however long they are. So half of the acts
+// tell what handing over costs, and the time of a step is measured with longer acts where it was disturbed.
 TEST(Schedule, OneForwardOneBackwardInRealTime) {
+  constexpr int kTries = 15, kTriesOfALength = 3;
   for (int p = 2; p <= 4; ++p) {
     for (int m : {4, 8, 16}) {
-      double busy = 2.0 * m, ideal = busy * (1 + (p - 1.0) / m), best = 1e9;
-      for (int attempt = 0; attempt < 20 && best > 1.05 * ideal; ++attempt)
-        best = std::min(best, RunOnce(p, m));
-      EXPECT_NEAR(best, ideal, 0.05 * ideal) << p << " stages, " << m << " micro-batches";
-      std::printf("p=%d m=%2d: %.2f acts, on paper %.0f; bubble %.3f, on paper %.3f\n", p, m, best, ideal,
-                  best / busy - 1, (p - 1.0) / m);
+      double busy = 2.0 * m, ideal = busy * (1 + (p - 1.0) / m);
+      Measured best{1e9, 1e9};
+      double act_seconds = kActSeconds;
+      for (int attempt = 0; attempt < kTries &&
+                            (std::abs(best.acts - ideal) > 0.05 * ideal || best.waiting > 0.05 * kActSeconds);
+           ++attempt) {
+        if (attempt > 0 && attempt % kTriesOfALength == 0) act_seconds *= 2;
+        const Measured now = RunOnce(p, m, act_seconds);
+        if (std::abs(now.acts - ideal) < std::abs(best.acts - ideal)) best.acts = now.acts;
+        best.waiting = std::min(best.waiting, now.waiting);
+      }
+      EXPECT_NEAR(best.acts, ideal, 0.05 * ideal) << p << " stages, " << m << " micro-batches";
+      EXPECT_LE(best.waiting, 0.05 * kActSeconds) << p << " stages, " << m << " micro-batches";
+      std::printf(
+          "p=%d m=%2d: %.2f acts of %.0f ms, on paper %.0f; bubble %.3f, on paper %.3f; half of the acts "
+          "start within %.0f us\n",
+          p, m, best.acts, act_seconds * 1e3, ideal, best.acts / busy - 1, (p - 1.0) / m, best.waiting * 1e6);
     }
   }
 }
 
 TEST(Schedule, OrderOnPaper) {
-  PipelinePlans pipeline = Pipeline(2, 4);
+  PipelinePlans pipeline = Pipeline(2, 4, kActSeconds);
   EXPECT_EQ(pipeline.order[0], (std::vector<std::string>{"F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"}));
   EXPECT_EQ(pipeline.order[1], (std::vector<std::string>{"F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"}));
 }

@@ -174,6 +174,54 @@ TIMES=2
 run 1 --only=racecheck
 expect '^\| racecheck \| FAILED \(9\) \| the same kernel and case twice: Catalog/Ops.Work/softmax void oneflow_like::Rows'
 
+# Predictions beside measured steps: of all three models, on a machine that has no text but the bundle's.
+cp bin/gpt stub
+for program in gpt llama moe; do
+  script bin/$program <<'TEXT'
+text=
+case $0 in */gpt) text=/a/package/has/it/elsewhere ;; esac
+for argument in "$@"; do
+  case $argument in
+    --text=*) text=${argument#*=} ;;
+    --log_json=*) to=${argument#*=} ;;
+    --calibrate=*) echo measured > "${argument#*=}" && exit ;;
+  esac
+done
+[ -z "$text" ] || [ -e "$text" ] || { echo "error: there is no file $text" && exit 1; }
+case "$*" in
+  *--simulate*) echo "simulated: a step takes $PREDICTED ms" && exit ;;
+esac
+for step in 1 2 3 4 5 6 7; do echo "{\"step\": $step, \"step_ms\": 10.0}"; done > "$to"
+TEXT
+done
+echo text > data/jargon.txt.gz
+export PREDICTED
+PREDICTED=10.5
+run 0 --only=calibrate
+expect '^\| calibrate \| passed \| calibrated in [0-9]+ s; gpt_124M predicted 10.5 ms, measured 10.0 \(\+5.0 %\); llama_160m .*; moe_64 .*%\) \|'
+PREDICTED=11.5
+run 1 --only=calibrate
+expect '^\| calibrate \| FAILED \(1\) \| .*; error: a step is more than 10 % off'
+
+# A list that was asked for is compiled ahead where checks of correctness run, however late: no two minutes end it.
+script tools/python_of_torch <<'TEXT'
+case "$*" in
+  *--flags) echo "$2 --batch=64" | sed 's/_base//' ;;
+  peers/*) echo "$*" >> "$RECORDS/compiled" && echo '{"step_ms": 20.0, "torch": "2.0"}' ;;
+esac
+TEXT
+mv bin/llama bin/vit
+mv bin/moe bin/bert
+sed 's/last=120/last=0/' run.sh > short.sh
+chmod +x short.sh
+mv short.sh run.sh
+run 0 --only=nccl,model_vit_base,model_bert_base "--python=$place/tools/python_of_torch"
+expect '^\| model_bert_base \| passed \| 10.0 ms a step, PyTorch 2.0 compiled 20.0: 2.00 times as fast \|'
+expect '^peers/steps_cuda.py vit_base --steps 1 --device 0' compiled
+expect '^peers/steps_cuda.py bert_base --steps 1 --device 0' compiled
+cp "$here/run.sh" .
+mv stub bin/gpt
+
 # Several ranks on a card.
 run 3 --only=ranks
 expect '^\| ranks \| not run \| --nccl= names no folder'

@@ -619,6 +619,14 @@ TEST(CudaProduct, ProductsWithWhatFollows) {
   }
 }
 
+TEST(CudaProduct, Tf32IsOffUnlessAskedFor) {
+  ContractionTypes types{DType::kFloat32, DType::kFloat32};
+  EXPECT_FALSE(Tf32());
+  EXPECT_EQ(PlanContraction(EinsumLabels("mk,kn->mn"), {4, 4}, {4, 4}, types, 0).gemm.tf32, 0);
+  types.tf32 = true;
+  EXPECT_EQ(PlanContraction(EinsumLabels("mk,kn->mn"), {4, 4}, {4, 4}, types, 0).gemm.tf32, 1);
+}
+
 // --- Attention
 
 struct AttentionCase {
