@@ -132,8 +132,7 @@ Status EventMember::Move() {
     Reduce reduce = w.from.size() == 1         ? Reduce::kNone
                     : reduce_ == Reduce::kNone ? Reduce::kSum  // nothing comes here: the identity
                                                : reduce_;
-    Status status = spec_.stream->Combine(spec_.dtype, reduce, w.box, w.from, w.to);
-    if (!status.ok()) return status;
+    if (Status s = spec_.stream->Combine(spec_.dtype, reduce, w.box, w.from, w.to); !s.ok()) return s;
   }
   return Status();
 }

@@ -39,6 +39,7 @@ class ReadyList {
       tail_->next_ = r;
       tail_ = r;
     }
+    ++size_;
   }
   Runnable* Pop() { return head_ == nullptr ? nullptr : Unlink(nullptr, head_); }
   void Remove(Runnable* r) {
@@ -47,15 +48,18 @@ class ReadyList {
     for (Runnable* at = head_; at != r; at = at->next_) before = at;
     Unlink(before, r);
   }
+  int size() const { return size_; }
 
  private:
   Runnable* Unlink(Runnable* before, Runnable* r) {
     (before == nullptr ? head_ : before->next_) = r->next_;
     if (tail_ == r) tail_ = before;
     r->queued_ = false;
+    --size_;
     return r;
   }
   Runnable *head_ = nullptr, *tail_ = nullptr;
+  int size_ = 0;
 };
 
 // The end of an edge: receives credits. Receive never acts.

@@ -54,8 +54,7 @@ void VirtualStream::NotifyWhenDone(std::function<void(Status)> done) {
 
 Status VirtualStream::RunSegment(DeviceSegment*, std::span<const KernelRun> kernels) {
   for (const KernelRun& run : kernels) {
-    Status status = Run(*run.kernel, run.context);
-    if (!status.ok()) return status;
+    if (Status status = Run(*run.kernel, run.context); !status.ok()) return status;
   }
   return Status();
 }

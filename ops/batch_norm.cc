@@ -3,6 +3,7 @@
 // gradients of the four operators are made of the same four. A training step reads an activation once for
 // its statistics (and a part of it for a centre), once to normalise it and twice for its gradient, and no
 // broadcast number is ever stored.
+#include "ops/language/calls.h"
 #include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
@@ -137,14 +138,15 @@ std::vector<Tensor> ScaleGrad(const GradCall& call) {
 // --- Checks --------------------------------------------------------------------------------------
 
 // Operands from `first` on are numbers of the channels of the operand before.
-void CheckNormChannels(const OpCall& call, size_t inputs, size_t first, const char* const* names) {
+void CheckNormChannels(const OpCall& call, size_t inputs, size_t first) {
   RequireInputs(call, inputs);
   RequireFloating(call);
   const Dims& x = call.shapes[first - 1];
   if (x.rank() == 0) Fail(call.who, ": x has no axes but needs one of channels");
   for (size_t i = first; i < inputs; ++i) {
     if (call.shapes[i] != Dims{x.back()})
-      Fail(call.who, ": ", names[i], " is ", call.shapes[i].str(), " but x has ", x.back(), " channels");
+      Fail(call.who, ": ", OperandName(call.op, i), " is ", call.shapes[i].str(), " but x has ", x.back(),
+           " channels");
   }
   if (first == 2 && call.shapes[0] != x)
     Fail(call.who, ": dy is ", call.shapes[0].str(), " but x is ", x.str());
@@ -163,11 +165,7 @@ void AddBatchNorm(Catalog* catalog) {
       .axes = "x[.. c], centre[c] -> total[c], squares[c]",
       .folds = {{"..", Reduce::kSum}},
       .dtypes = TwoSums,
-      .check =
-          [](const OpCall& call) {
-            static const char* const kNames[] = {"x", "centre"};
-            CheckNormChannels(call, 2, 1, kNames);
-          },
+      .check = [](const OpCall& call) { CheckNormChannels(call, 2, 1); },
       .grad = MomentsGrad,
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
       .reference = Moments,
@@ -182,11 +180,7 @@ void AddBatchNorm(Catalog* catalog) {
       .folds = {{"..", Reduce::kSum}},
       .linear = {{"dy"}},
       .dtypes = TwoSums,
-      .check =
-          [](const OpCall& call) {
-            static const char* const kNames[] = {"dy", "x", "centre"};
-            CheckNormChannels(call, 3, 2, kNames);
-          },
+      .check = [](const OpCall& call) { CheckNormChannels(call, 3, 2); },
       .grad = ProductsGrad,
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
       .reference = Products,
@@ -200,11 +194,7 @@ void AddBatchNorm(Catalog* catalog) {
       .name = "channel_affine",
       .doc = "(x - centre) * factor + offset, with a centre, a factor and an offset for every channel.",
       .axes = "x[.. c], centre[c], factor[c], offset[c] -> y[.. c]",
-      .check =
-          [](const OpCall& call) {
-            static const char* const kNames[] = {"x", "centre", "factor", "offset"};
-            CheckNormChannels(call, 4, 1, kNames);
-          },
+      .check = [](const OpCall& call) { CheckNormChannels(call, 4, 1); },
       .grad = AffineGrad,
       .flops = [](const BoundRule& rule) { return 3 * rule.Volume(); },
       .reference = Affine,
@@ -221,11 +211,7 @@ void AddBatchNorm(Catalog* catalog) {
       .doc = "x times a factor for every channel; beside a narrow x the factor stays fp32.",
       .axes = "x[.. c], factor[c] -> y[.. c]",
       .linear = {{"x"}},
-      .check =
-          [](const OpCall& call) {
-            static const char* const kNames[] = {"x", "factor"};
-            CheckNormChannels(call, 2, 1, kNames);
-          },
+      .check = [](const OpCall& call) { CheckNormChannels(call, 2, 1); },
       .grad = ScaleGrad,
       .reference = ScaledChannels,
       .scalar = "mul 0 1",

@@ -71,9 +71,7 @@ Status Literal(const KernelContext& context) {
 // An operator without inputs: all its labels are the output's, and any of them may be cut.
 OpDef SourceOp(const std::string& name, const std::string& doc, KernelFn reference,
                std::vector<std::string> numbers) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.axes_of = [](const OpCall& call) {
     RequireInputs(call, 0);
     RequireAttr(call, "shape");

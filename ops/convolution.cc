@@ -340,9 +340,7 @@ Sample SampleOf(const SampleShape& of) {
 
 template <Kind kKind>
 OpDef ConvolutionOp(const std::string& name, const std::string& doc) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.axes_of = ConvolutionAxes<kKind>;
   def.whole = {"h", "w", "p", "q", "r", "s"};
   def.extents = ConvolutionExtents<kKind>;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/class_blocks.h"
+#include "ops/language/calls.h"
 #include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
@@ -127,7 +128,7 @@ std::vector<Tensor> CrossEntropyGradGrad(const GradCall& call) {
 }
 
 // Every operand but the logits has the logits' shape without its classes.
-void CheckShapes(const OpCall& call, size_t inputs, const char* const* names) {
+void CheckShapes(const OpCall& call, size_t inputs) {
   RequireInputs(call, inputs);
   RequireFloating(call, 0);
   RequireInteger(call, 1);
@@ -136,8 +137,8 @@ void CheckShapes(const OpCall& call, size_t inputs, const char* const* names) {
   for (size_t i = 1; i < inputs; ++i) {
     if (i > 1) RequireFloating(call, i);
     if (call.shapes[i] != rows) {
-      Fail(call.who, ": ", names[i], " is ", call.shapes[i].str(), " but logits ", call.shapes[0].str(),
-           " without its classes is ", rows.str());
+      Fail(call.who, ": ", OperandName(call.op, i), " is ", call.shapes[i].str(), " but logits ",
+           call.shapes[0].str(), " without its classes is ", rows.str());
     }
   }
   if (call.shapes[0].back() == 0) Fail(call.who, ": logits ", call.shapes[0].str(), " has 0 classes");
@@ -186,11 +187,7 @@ void AddCrossEntropy(Catalog* catalog) {
       .whole = {"c"},
       .expandable = {"c"},
       .dtypes = ResultTypes({kFloat32, kFloat32}),
-      .check =
-          [](const OpCall& call) {
-            static const char* const kNames[] = {"logits", "target"};
-            CheckShapes(call, 2, kNames);
-          },
+      .check = [](const OpCall& call) { CheckShapes(call, 2); },
       .grad = CrossEntropyGrad,
       .expand = ExpandCrossEntropy,
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
@@ -212,11 +209,7 @@ void AddCrossEntropy(Catalog* catalog) {
                        call.shapes.size() > 4 ? ", dlse[..]" : "", " -> dlogits[.. c]");
           },
       .linear = {{"dloss", "dlse"}},
-      .check =
-          [](const OpCall& call) {
-            static const char* const kNames[] = {"logits", "target", "lse", "dloss", "dlse"};
-            CheckShapes(call, call.shapes.size() > 4 ? 5 : 4, kNames);
-          },
+      .check = [](const OpCall& call) { CheckShapes(call, call.shapes.size() > 4 ? 5 : 4); },
       .grad = CrossEntropyGradGrad,
       .flops = [](const BoundRule& rule) { return 3 * rule.Volume(); },
       .reference = CrossEntropyGradReference,
@@ -240,11 +233,7 @@ void AddCrossEntropy(Catalog* catalog) {
       .along = {{"p", "c"}},
       .extents = [](const OpCall& call) { return BlocksOf(call.shapes[0].back()); },
       .dtypes = ResultTypes({kFloat32, kFloat32, kFloat32}),
-      .check =
-          [](const OpCall& call) {
-            static const char* const kNames[] = {"logits", "target"};
-            CheckShapes(call, 2, kNames);
-          },
+      .check = [](const OpCall& call) { CheckShapes(call, 2); },
       .flops =
           [](const BoundRule& rule) {
             return 4 * rule.Volume() / static_cast<double>(std::max<int64_t>(1, rule.extents.at("p")));

@@ -282,9 +282,7 @@ void AddCarriers(Catalog* catalog) {
   catalog->Add(std::move(negative));
   AddScaleAndShift(catalog);
 
-  OpDef sum;
-  sum.name = sum.scalar = "add_n";
-  sum.doc = "The sum of any number of tensors of one shape.";
+  OpDef sum{.name = sum.scalar = "add_n", .doc = "The sum of any number of tensors of one shape."};
   sum.axes = "*x[..] -> y[..]";
   sum.linear = {{"x"}};
   sum.check = [](const OpCall& call) {
@@ -305,9 +303,7 @@ void AddCarriers(Catalog* catalog) {
 }
 
 void AddWhereAndCast(Catalog* catalog) {
-  OpDef choose;
-  choose.name = choose.scalar = "where";
-  choose.doc = "condition ? a : b.";
+  OpDef choose{.name = choose.scalar = "where", .doc = "condition ? a : b."};
   choose.axes = "condition[..], a[..], b[..] -> y[..]";
   choose.linear = {{"a", "b"}};
   choose.check = [](const OpCall& call) {

@@ -31,8 +31,7 @@ Status EmbeddingBag(const KernelContext& context) {
   const TensorArg &table = context.in[0], &y = context.out[0];
   const Bags bags{context.in[1], context.in[2]};
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
-  Status checked = bags.Check(table.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(table.global[0]); !checked.ok()) return checked;
   const std::string& mode = context.spec.attrs.Str("mode");
   int64_t width = table.extent[1];
   for (int64_t bag = 0; bag < bags.count(); ++bag) {
@@ -73,8 +72,7 @@ Status EmbeddingBagGrad(const KernelContext& context) {
   const Bags bags{context.in[0], context.in[1]};
   const TensorArg &dy = context.in[2], &dtable = context.out[0];
   const TensorArg* weights = context.in.size() > 3 ? &context.in[3] : nullptr;
-  Status checked = bags.Check(dtable.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(dtable.global[0]); !checked.ok()) return checked;
   const std::string& mode = context.spec.attrs.Str("mode");
   int64_t width = dtable.extent[1];
   SumOverIds(bags, dtable, [&](int64_t bag, int64_t j, int64_t d) {
@@ -87,8 +85,7 @@ Status EmbeddingBagGrad(const KernelContext& context) {
 Status EmbeddingBagMaxGrad(const KernelContext& context) {
   const TensorArg &table = context.in[0], &y = context.in[3], &dy = context.in[4], &dtable = context.out[0];
   const Bags bags{context.in[1], context.in[2]};
-  Status checked = bags.Check(table.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(table.global[0]); !checked.ok()) return checked;
   int64_t width = dtable.extent[1];
   auto hit = [&](int64_t bag, int64_t j, int64_t d) {
     return LoadFloat(table, RowHere(bags, bag, j, table) * width + d) == LoadFloat(y, bag * width + d);
@@ -105,8 +102,7 @@ Status EmbeddingBagMaxGrad(const KernelContext& context) {
 Status EmbeddingBagWeightsGrad(const KernelContext& context) {
   const TensorArg &table = context.in[0], &dy = context.in[3], &dweights = context.out[0];
   const Bags bags{context.in[1], context.in[2]};
-  Status checked = bags.Check(table.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(table.global[0]); !checked.ok()) return checked;
   int64_t width = table.extent[1];
   for (int64_t bag = 0; bag < bags.count(); ++bag) {
     for (int64_t j = 0; j < bags.room(); ++j) {
@@ -231,9 +227,8 @@ double RowsFlops(const BoundRule& rule) {
 }
 
 void AddForward(Catalog* catalog) {
-  OpDef def;
-  def.name = "embedding_bag";
-  def.doc = "The sum, mean or greatest of the rows of table that the first ids of each bag name.";
+  OpDef def{.name = "embedding_bag",
+            .doc = "The sum, mean or greatest of the rows of table that the first ids of each bag name."};
   def.axes_of = [](const OpCall& call) {
     return Cat("table[v d], ids[b l], lengths[b]", call.shapes.size() > 3 ? ", weights[b l]" : "",
                " -> y[b d]");
@@ -266,9 +261,8 @@ void AddForward(Catalog* catalog) {
 
 void AddGrad(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef grad;
-  grad.name = "embedding_bag_grad";
-  grad.doc = "Gradient of embedding_bag, by sum or mean, with respect to its table of `rows` rows.";
+  OpDef grad{.name = "embedding_bag_grad",
+             .doc = "Gradient of embedding_bag, by sum or mean, with respect to its table of `rows` rows."};
   grad.axes_of = [](const OpCall& call) {
     return Cat("ids[b l], lengths[b], dy[b d]", call.shapes.size() > 3 ? ", weights[b l]" : "",
                " -> dtable[v d]");
@@ -331,9 +325,8 @@ void AddMaxGrad(Catalog* catalog) {
 
 void AddWeightsGrad(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef weights;
-  weights.name = "embedding_bag_weights_grad";
-  weights.doc = "Gradient of embedding_bag with respect to its weights: the row times dy.";
+  OpDef weights{.name = "embedding_bag_weights_grad",
+                .doc = "Gradient of embedding_bag with respect to its weights: the row times dy."};
   weights.axes = "table[v d], ids[b l], lengths[b], dy[b d] -> dweights[b l]";
   weights.folds = {{"v", Reduce::kSum}, {"d", Reduce::kSum}};
   weights.linear = {{"table"}, {"dy"}};

@@ -221,9 +221,8 @@ std::vector<DType> FusedTypes(const std::vector<FusedStep>& steps, const std::ve
 }
 
 void AddFused(Catalog* catalog) {
-  OpDef def;
-  def.name = "fused";
-  def.doc = "A chain of elementwise operators in one pass over memory; made by the compiler.";
+  OpDef def{.name = "fused",
+            .doc = "A chain of elementwise operators in one pass over memory; made by the compiler."};
   def.axes_of = [](const OpCall& call) {
     std::string in, out;
     for (size_t i = 0; i < call.shapes.size(); ++i) in += Cat(i ? ", " : "", "x", i, "[..]");

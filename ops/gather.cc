@@ -107,9 +107,7 @@ std::map<std::string, int64_t> Classes(const OpCall& call) {
   return {{"v", call.attrs->Int("classes")}};
 }
 void AddGatherPair(Catalog* catalog) {
-  OpDef gather;
-  gather.name = "gather";
-  gather.doc = "Rows of the first axis of a table, by index.";
+  OpDef gather{.name = "gather", .doc = "Rows of the first axis of a table, by index."};
   gather.axes_of = [](const OpCall& call) {
     RequireInputs(call, 2);
     if (call.shapes[0].rank() == 0) Fail(call.who, ": table has no axes but needs at least 1");
@@ -140,9 +138,8 @@ void AddGatherPair(Catalog* catalog) {
                     {.in = {{7}, {6}}, .dtypes = {f, i}, .limit = 7}};
   catalog->Add(std::move(gather));
 
-  OpDef grad;
-  grad.name = "gather_grad";
-  grad.doc = "The gradient of gather: row i of dy is added to row ids[i] of a table of zeros.";
+  OpDef grad{.name = "gather_grad",
+             .doc = "The gradient of gather: row i of dy is added to row ids[i] of a table of zeros."};
   grad.axes_of = [](const OpCall& call) {
     RequireInputs(call, 2);
     int ids = call.shapes[0].rank();
@@ -171,9 +168,7 @@ void AddGatherPair(Catalog* catalog) {
 }
 
 void AddPickPair(Catalog* catalog) {
-  OpDef pick;
-  pick.name = "pick";
-  pick.doc = "For each row the element that ids says; 0 where ids is negative.";
+  OpDef pick{.name = "pick", .doc = "For each row the element that ids says; 0 where ids is negative."};
   pick.axes_of = [](const OpCall& call) {
     RequireInputs(call, 2);
     std::string ids = IdAxes(call.shapes[1]);
@@ -203,9 +198,8 @@ void AddPickPair(Catalog* catalog) {
                   {.in = {{2, 6, 7}, {2, 6}}, .dtypes = {f, l}, .limit = 7}};
   catalog->Add(std::move(pick));
 
-  OpDef grad;
-  grad.name = "pick_grad";
-  grad.doc = "The gradient of pick: dy at the element that was picked, 0 elsewhere.";
+  OpDef grad{.name = "pick_grad",
+             .doc = "The gradient of pick: dy at the element that was picked, 0 elsewhere."};
   grad.axes_of = [](const OpCall& call) {
     RequireInputs(call, 2);
     std::string ids = IdAxes(call.shapes[0]);
@@ -230,9 +224,8 @@ void AddPickPair(Catalog* catalog) {
 }
 
 void AddOneHot(Catalog* catalog) {
-  OpDef def;
-  def.name = "one_hot";
-  def.doc = "A new last axis with 1 at the class that ids says; all 0 where ids is negative.";
+  OpDef def{.name = "one_hot",
+            .doc = "A new last axis with 1 at the class that ids says; all 0 where ids is negative."};
   def.axes = "ids[..] -> y[.. v]";
   def.extents = Classes;
   def.check = [](const OpCall& call) { RequireInteger(call, 0); };

@@ -219,7 +219,8 @@ void AddGroupNorm(Catalog* catalog) {
   OpDef norm;
   norm.name = "group_norm";
   norm.doc =
-      "(x - mean) / sqrt(variance + eps) * gamma + beta in groups of channels; also mean and 1 / sqrt(..).";
+      "(x - mean) / sqrt(variance + eps) * gamma + beta in groups of channels; also mean and 1 / "
+      "sqrt(..).";
   norm.axes_of = [](const OpCall& call) {
     std::string inner = InnerAxes(call.shapes[0]);
     return "x[n " + inner + "(g c)], gamma[(g c)], beta[(g c)] -> y[n " + inner +
@@ -244,9 +245,7 @@ void AddGroupNorm(Catalog* catalog) {
                   {.in = {{2, 0, 4}, {4}, {4}}, .attrs = GroupAttrs(2)}};
   catalog->Add(std::move(norm));
 
-  OpDef grad;
-  grad.name = "group_norm_grad";
-  grad.doc = "Gradients of group_norm with respect to x, gamma and beta.";
+  OpDef grad{.name = "group_norm_grad", .doc = "Gradients of group_norm with respect to x, gamma and beta."};
   grad.axes_of = [](const OpCall& call) {
     std::string plane = "n " + InnerAxes(call.shapes[1]) + "(g c)";
     return "dy[" + plane + "], x[" + plane + "], gamma[(g c)], mean[n g], rstd[n g] -> dx[" + plane +

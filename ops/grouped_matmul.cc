@@ -14,8 +14,7 @@ namespace {
 // w is [e k m], or [e m k] if `transposed`.
 Status GroupedMatmulOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &w = context.in[1], &counts = context.in[2], &y = context.out[0];
-  Status checked = CheckCounts(counts, x.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckCounts(counts, x.global[0]); !checked.ok()) return checked;
   bool transposed = context.spec.attrs.Int("transposed", 0) != 0;
   int64_t k = x.extent[1], m = y.extent[1];
   for (int64_t i = 0; i < y.elements(); ++i) StoreFloat(y, i, 0);
@@ -34,8 +33,7 @@ Status GroupedMatmulOfPart(const KernelContext& context) {
 
 Status GradWeightOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &counts = context.in[2], &dw = context.out[0];
-  Status checked = CheckCounts(counts, x.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckCounts(counts, x.global[0]); !checked.ok()) return checked;
   int64_t k = x.extent[1], m = dy.extent[1];
   ForGroups(counts, x, dw.begin[0], dw.extent[0], [&](int64_t e, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < k * m; ++i) {
@@ -154,9 +152,7 @@ std::vector<Tensor> GroupedMatmulGradWeightGrad(const GradCall& c) {
 
 void AddProduct(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef def;
-  def.name = "grouped_matmul";
-  def.doc = "Rows of x in runs, each times the matrix of its expert.";
+  OpDef def{.name = "grouped_matmul", .doc = "Rows of x in runs, each times the matrix of its expert."};
   def.axes_of = [](const OpCall& call) {
     bool transposed = call.attrs->Int("transposed", 0) != 0;
     RequireInputs(call, 3);
@@ -197,9 +193,8 @@ void AddProduct(Catalog* catalog) {
 
 void AddGradWeight(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef grad;
-  grad.name = "grouped_matmul_grad_weight";
-  grad.doc = "Gradient of grouped_matmul with respect to w: of every expert x^T dy over its rows.";
+  OpDef grad{.name = "grouped_matmul_grad_weight",
+             .doc = "Gradient of grouped_matmul with respect to w: of every expert x^T dy over its rows."};
   grad.axes_of = [](const OpCall& call) {
     RequireInputs(call, 3);
     const std::string p = PartsLabel(call, 0, 2);

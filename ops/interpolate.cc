@@ -107,9 +107,7 @@ void CheckResize(const OpCall& call) {
 }
 
 OpDef InterpolateOp(const std::string& name, const std::string& doc) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.whole = {"h", "w", "p", "q"};
   def.precision = Precision::kFollow;
   return def;

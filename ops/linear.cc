@@ -97,9 +97,7 @@ OpDef Linear() {
 // --- linear_grad_gelu: dx = (dy w) gelu'(pre) ---
 
 OpDef LinearGradGelu() {
-  OpDef def;
-  def.name = "linear_grad_gelu";
-  def.doc = "Product, times the derivative of gelu at pre.";
+  OpDef def{.name = "linear_grad_gelu", .doc = "Product, times the derivative of gelu at pre."};
   def.axes_of = [](const OpCall& call) {
     Equation e = EquationOf(call);
     return "dy[" + Spaced(e.a) + "], w[" + Spaced(e.b) + "], pre[" + Spaced(e.y) + "] -> dx[" + Spaced(e.y) +
@@ -169,9 +167,8 @@ Status LinearGradWeightReference(const KernelContext& context) {
 }
 
 OpDef LinearGradWeight() {
-  OpDef def;
-  def.name = "linear_grad_weight";
-  def.doc = "The gradients of a weight and of a bias added to its product, both in one type.";
+  OpDef def{.name = "linear_grad_weight",
+            .doc = "The gradients of a weight and of a bias added to its product, both in one type."};
   def.axes_of = [](const OpCall& call) {
     RequireInputs(call, 2);
     Equation e = EquationOf(call);

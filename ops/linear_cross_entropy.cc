@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ops/class_blocks.h"
+#include "ops/language/calls.h"
 #include "ops/language/functional.h"
 #include "ops/logit_tiles.h"
 #include "ops/manifest.h"
@@ -29,7 +30,7 @@ class HostTiles : public Kernel, TileDevice {
 };
 
 // x[.. k], w[c k] of one type; the others have the shape of x without its hidden axis.
-void CheckHead(const OpCall& call, size_t inputs, const char* const* names) {
+void CheckHead(const OpCall& call, size_t inputs) {
   RequireInputs(call, inputs);
   RequireFloating(call, 0);
   RequireFloating(call, 1);
@@ -49,20 +50,16 @@ void CheckHead(const OpCall& call, size_t inputs, const char* const* names) {
   for (size_t i = 2; i < inputs; ++i) {
     if (i > 2) RequireFloating(call, i);
     if (call.shapes[i] != rows)
-      Fail(call.who, ": ", names[i], " is ", call.shapes[i].str(), " but x ", x.str(),
+      Fail(call.who, ": ", OperandName(call.op, i), " is ", call.shapes[i].str(), " but x ", x.str(),
            " without its hidden axis is ", rows.str());
   }
   if (w[0] == 0) Fail(call.who, ": w ", w.str(), " has 0 classes");
 }
 
-void CheckHeadLoss(const OpCall& call) {
-  static const char* const kNames[] = {"x", "w", "target"};
-  CheckHead(call, 3, kNames);
-}
+void CheckHeadLoss(const OpCall& call) { CheckHead(call, 3); }
 
 void CheckHeadGradient(const OpCall& call) {
-  static const char* const kNames[] = {"x", "w", "target", "lse", "dloss", "dlse"};
-  CheckHead(call, call.shapes.size() > 5 ? 6 : 5, kNames);
+  CheckHead(call, call.shapes.size() > 5 ? 6 : 5);
   if (call.attrs->Int("dw", 0) == 0 && call.attrs->Int("dx", 0) == 0)
     Fail(call.who, ": attributes \"dw\" and \"dx\" ask for no gradient");
 }
@@ -121,8 +118,7 @@ std::vector<Tensor> LinearCrossEntropySecond(const GradCall& call) {
 // --- The sum of losses times shares, whose gradients the forward pass makes ---
 
 void CheckSum(const OpCall& call) {
-  static const char* const kNames[] = {"x", "w", "target", "share"};
-  CheckHead(call, 4, kNames);
+  CheckHead(call, 4);
   if (call.dtypes[3] != DType::kFloat32)
     Fail(call.who, ": share is ", Name(call.dtypes[3]), " but must be f32; cast it");
 }

@@ -57,9 +57,7 @@ std::vector<Tensor> Grad(const GradCall& c) {
 }  // namespace
 
 void AddLinearRecurrence(Catalog* catalog) {
-  OpDef def;
-  def.name = "linear_recurrence";
-  def.doc = "h = a h + b along one axis, from a first h.";
+  OpDef def{.name = "linear_recurrence", .doc = "h = a h + b along one axis, from a first h."};
   def.axes_of = [](const OpCall& call) {
     const int rank = call.shapes[0].rank(), axis = RequireAxis(call);
     const std::string all = "[" + LettersAround(rank, axis, "s") + "]";

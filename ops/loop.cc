@@ -147,8 +147,7 @@ Status Loop::Impl::Step(const KernelContext& context, LoopDevice* device, int64_
     for (size_t i = 0; i < node.out.size(); ++i) node.out_args[i].data = Data(context, node.out[i], step);
   }
   if (step == 0) {
-    Status status = RunNodes(context, device, true);
-    if (!status.ok()) return status;
+    if (Status status = RunNodes(context, device, true); !status.ok()) return status;
   }
   return RunNodes(context, device, false);
 }

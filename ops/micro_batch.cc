@@ -27,9 +27,7 @@ Status MicroBatchIndex(const KernelContext& context) {
 }  // namespace
 
 void AddMicroBatch(Catalog* catalog) {
-  OpDef whole;
-  whole.name = "whole_batch";
-  whole.doc = "x, with one axis whole: of all micro-batches and ranks.";
+  OpDef whole{.name = "whole_batch", .doc = "x, with one axis whole: of all micro-batches and ranks."};
   whole.axes_of = [](const OpCall& call) {
     std::string axes = "[" + LettersAround(call.shapes[0].rank(), RequireAxis(call), "batch") + "]";
     return "x" + axes + " -> y" + axes;
@@ -61,9 +59,7 @@ void AddMicroBatch(Catalog* catalog) {
                    {.in = {{6, 4}}, .attrs = {{"axis", int64_t{0}}, {"of_gradient", int64_t{1}}}}};
   catalog->Add(std::move(whole));
 
-  OpDef index;
-  index.name = "micro_batch_index";
-  index.doc = "The number of the micro-batch, from 0 on.";
+  OpDef index{.name = "micro_batch_index", .doc = "The number of the micro-batch, from 0 on."};
   index.axes = "-> y[]";
   index.check = [](const OpCall& call) { RequireInputs(call, 0); };
   index.dtypes = ResultTypes({DType::kInt64});

@@ -257,9 +257,7 @@ Dims ResultOf(const PoolSample& sample) {
 }
 
 OpDef PoolOp(const std::string& name, const std::string& doc) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.whole = {"h", "w", "p", "q"};
   def.flops = PoolFlops;
   def.precision = Precision::kFollow;

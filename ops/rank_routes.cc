@@ -21,8 +21,7 @@ Status RouteRanks(const KernelContext& context) {
   const int64_t tokens = chosen.extent[1], k = chosen.extent[2], choices = tokens * k;
   const int64_t ranks = slots.extent[1], places_of_rank = slots.extent[2], experts = counts.extent[1],
                 each = experts / ranks, room = context.spec.attrs.Int("room");
-  Status checked = CheckIndices(chosen, experts);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(chosen, experts); !checked.ok()) return checked;
   for (int64_t i = 0; i < slots.elements(); ++i) slots.as<int32_t>()[i] = -1;
   for (int64_t pool = 0; pool < chosen.extent[0]; ++pool) {
     const int64_t first = pool * choices;
@@ -163,9 +162,8 @@ void AddRouteRanks(Catalog* catalog) {
 }
 
 void AddSortChoices(Catalog* catalog) {
-  OpDef def;
-  def.name = "sort_choices";
-  def.doc = "Which choice of a row that came to a rank is where in the runs of the rank's experts.";
+  OpDef def{.name = "sort_choices",
+            .doc = "Which choice of a row that came to a rank is where in the runs of the rank's experts."};
   def.axes = "kept[r p c k] -> slots[r p n], places[r p c k], counts[r p e]";
   def.whole = {"c", "k", "n", "e"};
   def.extents = [](const OpCall& call) {

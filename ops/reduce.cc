@@ -203,9 +203,7 @@ Tensor WithReduced(Tensor dy, const Dims& x, const Attrs& attrs) {
 }
 
 OpDef ReduceOp(const std::string& name, const std::string& doc, Reduce fold, KernelFn reference) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.axes_of = [](const OpCall& call) {
     CheckAxes(call);
     return ReducedAxes(call.shapes[0].rank(), MaskOf(*call.attrs), KeepOf(*call.attrs));
@@ -273,9 +271,8 @@ void AddSums(Catalog* catalog) {
   };
   catalog->Add(std::move(mean));
 
-  OpDef squares;
-  squares.name = "square_sum";
-  squares.doc = "The sum of the squares of all elements: what the norm of gradients is made of.";
+  OpDef squares{.name = "square_sum",
+                .doc = "The sum of the squares of all elements: what the norm of gradients is made of."};
   squares.axes_of = [](const OpCall& call) {
     RequireInputs(call, 1);
     return "x[" + Letters(0, call.shapes[0].rank()) + "] -> y[]";
@@ -309,9 +306,7 @@ void AddExtremes(Catalog* catalog) {
   SpreadSamples(&min);
   catalog->Add(std::move(min));
 
-  OpDef argmax;
-  argmax.name = "argmax";
-  argmax.doc = "The index of the greatest along one axis, the first of equals.";
+  OpDef argmax{.name = "argmax", .doc = "The index of the greatest along one axis, the first of equals."};
   argmax.axes_of = [](const OpCall& call) {
     RequireInputs(call, 1);
     RequireAttr(call, "axis");
@@ -344,9 +339,7 @@ void AddExtremes(Catalog* catalog) {
 }
 
 void AddSumTo(Catalog* catalog) {
-  OpDef def;
-  def.name = "sum_to";
-  def.doc = "The inverse of broadcasting: sums x down to a shape.";
+  OpDef def{.name = "sum_to", .doc = "The inverse of broadcasting: sums x down to a shape."};
   def.check = [](const OpCall& call) {
     RequireInputs(call, 1);
     RequireArithmetic(call);

@@ -127,9 +127,7 @@ Status Reshape(const KernelContext& context) {
 }  // namespace
 
 void AddReshape(Catalog* catalog) {
-  OpDef def;
-  def.name = "reshape";
-  def.doc = "The same elements in row-major order under another shape.";
+  OpDef def{.name = "reshape", .doc = "The same elements in row-major order under another shape."};
   def.axes_of = [](const OpCall& call) {
     Factoring f = FactorCall(call);
     return "x[" + Text(f.x) + "] -> y[" + Text(f.y) + "]";

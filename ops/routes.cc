@@ -21,8 +21,7 @@ Status Route(const KernelContext& context) {
   const TensorArg* weights = context.in.size() > 1 ? &context.in[1] : nullptr;
   const int64_t choices = chosen.extent[1] * chosen.extent[2], k = chosen.extent[2];
   const int64_t all = slots.extent[1], room = slots.extent[2];
-  Status checked = CheckIndices(chosen, all);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(chosen, all); !checked.ok()) return checked;
   for (int64_t i = 0; i < slots.elements(); ++i) slots.as<int32_t>()[i] = -1;
   for (int64_t pool = 0; pool < chosen.extent[0]; ++pool) {
     const int64_t first = pool * choices;
@@ -243,9 +242,8 @@ void AddRouteTables(Catalog* catalog) {
 }
 
 void AddTakeRows(Catalog* catalog) {
-  OpDef def;
-  def.name = "take_rows";
-  def.doc = "Tokens at their places among the rows of experts, 0 at places that none fills.";
+  OpDef def{.name = "take_rows",
+            .doc = "Tokens at their places among the rows of experts, 0 at places that none fills."};
   def.axes_of = [](const OpCall& call) {
     const RowLines lines(call, kPlacesOfRows);
     return Cat("x", lines.tokens, ", ", lines.tables, lines.Weights(call), " -> y", lines.rows);
@@ -264,9 +262,8 @@ void AddTakeRows(Catalog* catalog) {
 }
 
 void AddReturnRows(Catalog* catalog) {
-  OpDef def;
-  def.name = "return_rows";
-  def.doc = "For each token the sum of the rows at its places, each times its weight.";
+  OpDef def{.name = "return_rows",
+            .doc = "For each token the sum of the rows at its places, each times its weight."};
   def.axes_of = [](const OpCall& call) {
     const RowLines lines(call, kPlacesOfRows);
     return Cat("y", lines.rows, ", ", lines.tables, lines.Weights(call), " -> x", lines.tokens);

@@ -173,9 +173,7 @@ Sample LoopSample(const Catalog& catalog, const std::vector<Dims>& states, const
 }  // namespace
 
 void AddScan(Catalog* catalog) {
-  OpDef def;
-  def.name = "scan";
-  def.doc = "A body of operators, once for each place along an axis.";
+  OpDef def{.name = "scan", .doc = "A body of operators, once for each place along an axis."};
   def.axes_of = [](const OpCall& call) { return LineOf(CallOf(call)); };
   def.whole_of = [](const OpCall& call) {
     std::set<std::string> whole;

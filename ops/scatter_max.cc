@@ -13,8 +13,7 @@ template <bool kAlong>
 Status MaxByIndex(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &src = context.in[1], &x = context.in[2], &y = context.out[0];
   const int axis = AxisOf(context.spec);
-  Status checked = CheckIndices(ids, y.global[axis]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(ids, y.global[axis]); !checked.ok()) return checked;
   const AroundAxis at(y, axis);
   const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
   DispatchType(y.dtype, [&](auto t) {
@@ -76,9 +75,7 @@ void CheckElements(const OpCall& call) {
 }
 
 OpDef MaxOp(const std::string& name, const std::string& doc, std::vector<Sample> samples) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.samples = std::move(samples);
   for (Sample& s : def.samples) s.low = -20, s.high = 20;  // far apart: no rounding makes two equal
   def.dtypes = ResultTypes({1});

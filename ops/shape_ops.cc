@@ -112,9 +112,7 @@ int CheckedAxis(const OpCall& call) {
 // slice and pad: x's axis becomes another one, of another extent, and neither can be cut.
 OpDef ResizeOp(const std::string& name, const std::string& doc, int64_t (*extent)(int64_t, const Attrs&),
                KernelFn reference) {
-  OpDef def;
-  def.name = name;
-  def.doc = doc;
+  OpDef def{.name = name, .doc = doc};
   def.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = CheckedAxis(call);
     return "x[" + LettersBut(rank, axis, "old") + "] -> y[" + LettersBut(rank, axis, "new") + "]";
@@ -213,9 +211,7 @@ void AddPad(Catalog* catalog) {
 }
 
 void AddConcat(Catalog* catalog) {
-  OpDef def;
-  def.name = "concat";
-  def.doc = "Tensors one after another along one axis.";
+  OpDef def{.name = "concat", .doc = "Tensors one after another along one axis."};
   def.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = CheckedAxis(call);
     std::string in;
@@ -273,9 +269,7 @@ void AddConcat(Catalog* catalog) {
 }
 
 void AddTranspose(Catalog* catalog) {
-  OpDef def;
-  def.name = "transpose";
-  def.doc = "Axis i of the result is axis order[i] of x.";
+  OpDef def{.name = "transpose", .doc = "Axis i of the result is axis order[i] of x."};
   def.axes_of = [](const OpCall& call) {
     std::string out;
     for (int64_t axis : call.attrs->Ints("order")) {
@@ -314,9 +308,7 @@ void AddTranspose(Catalog* catalog) {
 }
 
 void AddBroadcastTo(Catalog* catalog) {
-  OpDef def;
-  def.name = "broadcast_to";
-  def.doc = "x repeated along new leading axes and along axes of extent 1.";
+  OpDef def{.name = "broadcast_to", .doc = "x repeated along new leading axes and along axes of extent 1."};
   def.axes_of = [](const OpCall& call) {
     Dims x = call.shapes[0], shape = call.attrs->GetDims("shape");
     int lead = shape.rank() - x.rank();

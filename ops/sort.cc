@@ -90,9 +90,7 @@ Status Arange(const KernelContext& context) {
 // --- Rules ---------------------------------------------------------------------------------------
 
 void AddArgsort(Catalog* catalog) {
-  OpDef def;
-  def.name = "argsort";
-  def.doc = "Where the first k elements of the order along one axis stand.";
+  OpDef def{.name = "argsort", .doc = "Where the first k elements of the order along one axis stand."};
   def.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
     return "x[" + LettersAround(rank, axis, "s") + "] -> y[" + LettersAround(rank, axis, "k") + "]";
@@ -129,9 +127,7 @@ void AddArgsort(Catalog* catalog) {
 }
 
 void AddCumsum(Catalog* catalog) {
-  OpDef def;
-  def.name = "cumsum";
-  def.doc = "Sums of the elements up to each one along one axis.";
+  OpDef def{.name = "cumsum", .doc = "Sums of the elements up to each one along one axis."};
   def.axes_of = [](const OpCall& call) {
     std::string axes = "[" + LettersAround(call.shapes[0].rank(), RequireAxis(call), "s") + "]";
     return "x" + axes + " -> y" + axes;
@@ -160,9 +156,7 @@ void AddCumsum(Catalog* catalog) {
 }
 
 void AddFlip(Catalog* catalog) {
-  OpDef def;
-  def.name = "flip";
-  def.doc = "One axis in reverse order.";
+  OpDef def{.name = "flip", .doc = "One axis in reverse order."};
   def.axes_of = [](const OpCall& call) {
     std::string axes = "[" + LettersAround(call.shapes[0].rank(), RequireAxis(call), "s") + "]";
     return "x" + axes + " -> y" + axes;
@@ -184,9 +178,7 @@ void AddFlip(Catalog* catalog) {
 }
 
 void AddArange(Catalog* catalog) {
-  OpDef def;
-  def.name = "arange";
-  def.doc = "`count` numbers from begin on, step apart.";
+  OpDef def{.name = "arange", .doc = "`count` numbers from begin on, step apart."};
   def.axes = "-> y[a]";
   def.extents = [](const OpCall& call) {
     return std::map<std::string, int64_t>{{"a", call.attrs->Int("count")}};

@@ -174,9 +174,8 @@ void AddRowsSamples(OpDef* def, const std::vector<Dims>& in, const std::vector<D
 
 void AddUniqueRows(Catalog* catalog) {
   using enum DType;
-  OpDef def;
-  def.name = "unique_rows";
-  def.doc = "The rows that ids name, rising, each once, then -1; and the sums of their gradients.";
+  OpDef def{.name = "unique_rows",
+            .doc = "The rows that ids name, rising, each once, then -1; and the sums of their gradients."};
   def.axes_of = [](const OpCall& call) {
     return InParts(call) ? "ids[(r n)], grad[(r n) d] -> rows[(r n)], values[(r n) d]"
                          : "ids[n], grad[n d] -> rows[n], values[n d]";
@@ -205,9 +204,7 @@ void AddSparseRows(Catalog* catalog) {
   using enum DType;
   AddUniqueRows(catalog);
 
-  OpDef sgd;
-  sgd.name = "sgd_rows";
-  sgd.doc = "table -= lr (values + weight_decay table), of the touched rows.";
+  OpDef sgd{.name = "sgd_rows", .doc = "table -= lr (values + weight_decay table), of the touched rows."};
   sgd.axes_of = [](const OpCall& call) {
     return AxesOfUpdate(call, "table[v d], rows[n], values[n d]" + Switches(call, 3) + " -> new_table[v d]");
   };
@@ -221,9 +218,8 @@ void AddSparseRows(Catalog* catalog) {
   catalog->Add(std::move(sgd));
 
   // The state is an operator of its own: it has no columns, so only there are the table's free to be cut.
-  OpDef squares;
-  squares.name = "add_squares_to_rows";
-  squares.doc = "state += factor^2 squares, of the touched rows: the state of adagrad_rows.";
+  OpDef squares{.name = "add_squares_to_rows",
+                .doc = "state += factor^2 squares, of the touched rows: the state of adagrad_rows."};
   squares.axes_of = [](const OpCall& call) {
     return AxesOfUpdate(call, "state[v], rows[n], squares[n]" + Switches(call, 3) + " -> new_state[v]");
   };
@@ -238,7 +234,8 @@ void AddSparseRows(Catalog* catalog) {
   OpDef adagrad;
   adagrad.name = "adagrad_rows";
   adagrad.doc =
-      "AdaGrad with a state for each row: table -= lr values / (sqrt(state) + eps), of the touched rows; the "
+      "AdaGrad with a state for each row: table -= lr values / (sqrt(state) + eps), of the "
+      "touched rows; the "
       "state has their squares already.";
   adagrad.axes_of = [](const OpCall& call) {
     return AxesOfUpdate(

@@ -16,8 +16,7 @@ template <bool kAlong>
 Status Take(const KernelContext& context) {
   const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
   int axis = AxisOf(context.spec);
-  Status checked = CheckIndices(ids, x.global[axis]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(ids, x.global[axis]); !checked.ok()) return checked;
   AroundAxis at(x, axis);
   const bool batched = Batched(context.spec.attrs);
   int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
@@ -38,8 +37,7 @@ Status SumByIndex(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
   const TensorArg* x = context.in.size() > 2 ? &context.in[2] : nullptr;
   int axis = AxisOf(context.spec);
-  Status checked = CheckIndices(ids, y.global[axis]);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIndices(ids, y.global[axis]); !checked.ok()) return checked;
   AroundAxis at(y, axis);
   const bool batched = Batched(context.spec.attrs);
   int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
@@ -142,9 +140,7 @@ void CheckBatches(const OpCall& call, size_t ids, size_t other, const char* name
 
 void AddTakeParts(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef take;
-  take.name = "take";
-  take.doc = "The parts of x along one axis that ids names.";
+  OpDef take{.name = "take", .doc = "The parts of x along one axis that ids names."};
   take.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
     return "x[" + AxesWith(rank, axis, "v") + "], ids[" + LabelsOfIds(call, 1) + "] -> y[" +
@@ -242,9 +238,8 @@ void AddIndexSum(Catalog* catalog) {
 
 void AddTakeAlongAxis(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
-  OpDef take;
-  take.name = "take_along_axis";
-  take.doc = "Element by element, that of x along one axis which ids names.";
+  OpDef take{.name = "take_along_axis",
+             .doc = "Element by element, that of x along one axis which ids names."};
   take.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
     std::string ids = "[" + AxesWith(rank, axis, Letter(kIds)) + "]";

@@ -81,8 +81,7 @@ int64_t CtcScratch(const KernelSpec& spec) {
 }
 
 Status CtcLossReference(const KernelContext& context) {
-  Status status = CheckSpellings(context);
-  if (!status.ok()) return status;
+  if (Status status = CheckSpellings(context); !status.ok()) return status;
   ParallelForParts(context.in[0].extent[0], 1, context.spec.threads,
                    [&](int64_t begin, int64_t end, int range) {
                      Scratch scratch(context.scratch);
@@ -99,8 +98,7 @@ Status CtcLossReference(const KernelContext& context) {
 // log_probs, targets, lengths, dloss -> dlog_probs. Of each place: minus the probability of all ways through
 // a class there, divided by that of all ways.
 Status CtcLossGradReference(const KernelContext& context) {
-  Status status = CheckSpellings(context);
-  if (!status.ok()) return status;
+  if (Status status = CheckSpellings(context); !status.ok()) return status;
   const TensorArg& to = context.out[0];
   ParallelForParts(context.in[0].extent[0], 1, context.spec.threads,
                    [&](int64_t begin, int64_t end, int range) {
@@ -187,9 +185,7 @@ void AddTemporalClassification(Catalog* catalog) {
                   {.in = {{4, 7, 5}, {4, 3}, {4}, {4}}, .attrs = blank, .dtypes = {f, i, i, i}, .limit = 2}};
   catalog->Add(std::move(loss));
 
-  OpDef grad;
-  grad.name = "ctc_loss_grad";
-  grad.doc = "The gradient of ctc_loss with respect to log_probs.";
+  OpDef grad{.name = "ctc_loss_grad", .doc = "The gradient of ctc_loss with respect to log_probs."};
   grad.axes =
       "log_probs[n t c], targets[n s], input_lengths[n], target_lengths[n], dloss[n] -> dlog_probs[n t c]";
   grad.linear = {{"dloss"}};

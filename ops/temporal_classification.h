@@ -28,8 +28,7 @@ inline Status CheckSpelling(const KernelContext& context, int64_t n) {
 // The first thing that is wrong with the data of any sample.
 inline Status CheckSpellings(const KernelContext& context) {
   for (int64_t n = 0; n < context.in[0].extent[0]; ++n) {
-    Status status = CheckSpelling(context, n);
-    if (!status.ok()) return status;
+    if (Status status = CheckSpelling(context, n); !status.ok()) return status;
   }
   return Status();
 }

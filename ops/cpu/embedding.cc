@@ -28,8 +28,7 @@ Status CheckIds(const TensorArg& ids, int64_t rows, const ListParts& parts) {
 Status Embedding(const KernelContext& context) {
   const TensorArg &table = context.in[0], &ids = context.in[1];
   const ListParts parts = PartsOf(context.spec.attrs, ids, table.global[0]);
-  Status checked = CheckIds(ids, table.global[0], parts);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIds(ids, table.global[0], parts); !checked.ok()) return checked;
   int64_t width = table.extent[1], rows = table.extent[0], first = table.begin[0];
   char* y = context.out[0].as<char>();
   const char* from = table.as<char>();
@@ -52,8 +51,7 @@ template <typename T>
 Status EmbeddingGrad(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &dy = context.in[1], &dtable = context.out[0];
   const ListParts parts = PartsOf(context.spec.attrs, ids, dtable.global[0]);
-  Status checked = CheckIds(ids, dtable.global[0], parts);
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckIds(ids, dtable.global[0], parts); !checked.ok()) return checked;
   int64_t width = dtable.extent[1], rows = dtable.extent[0], first = dtable.begin[0], count = ids.elements();
   FillZero(dtable.data, dtable.elements() * static_cast<int64_t>(sizeof(float)));
   int64_t grain = std::max<int64_t>(16, RowGrain(count));

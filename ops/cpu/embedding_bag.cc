@@ -251,8 +251,7 @@ template <typename T, typename I>
 Status BagWeightsGrad(const KernelContext& context) {
   const TensorArg &table = context.in[0], &dy = context.in[3], &dweights = context.out[0];
   const Bags bags{context.in[1], context.in[2]};
-  Status checked = bags.Check(table.global[0]);
-  if (!checked.ok()) return checked;
+  if (Status checked = bags.Check(table.global[0]); !checked.ok()) return checked;
   const int64_t width = table.extent[1], room = bags.room();
   ParallelFor(bags.count(), RowGrain(width * room), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {

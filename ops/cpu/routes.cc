@@ -254,8 +254,7 @@ KernelPtr ForRowsOf(const KernelSpec& spec, bool fits, Run&& run) {
 Status Route(const KernelContext& context) {
   const TensorArg &experts = context.in[0], &counts = context.out[2];
   const int64_t count = context.out[0].extent[1], room = context.out[0].extent[2];
-  Status checked = oneflow_like::CheckIndices(experts, count);
-  if (!checked.ok()) return checked;
+  if (Status checked = oneflow_like::CheckIndices(experts, count); !checked.ok()) return checked;
   ForEachPool(context,
               [&](int64_t p, int64_t first, const auto* ids, const auto* weights, const RouteRoom& memory) {
                 PoolRoute{{experts.extent[1], experts.extent[2], count, room},
@@ -275,8 +274,7 @@ Status RouteRanks(const KernelContext& context) {
   const TensorArg &experts = context.in[0], &slots = context.out[0], &counts = context.out[4];
   const int64_t ranks = slots.extent[1], width = slots.extent[2], all = counts.extent[1], each = all / ranks,
                 room = context.spec.attrs.Int("room");
-  Status checked = oneflow_like::CheckIndices(experts, all);
-  if (!checked.ok()) return checked;
+  if (Status checked = oneflow_like::CheckIndices(experts, all); !checked.ok()) return checked;
   ForEachPool(context,
               [&](int64_t p, int64_t first, const auto* ids, const auto* weights, const RouteRoom& memory) {
                 PoolRankRoute{{experts.extent[1], experts.extent[2], ranks, room, each},

@@ -106,8 +106,7 @@ Status CheckTargets(const TensorArg& target, int64_t classes) {
 template <typename T>
 Status CrossEntropy(const KernelContext& context) {
   const TensorArg &logits = context.in[0], &target = context.in[1];
-  Status checked = CheckTargets(target, logits.extent.back());
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckTargets(target, logits.extent.back()); !checked.ok()) return checked;
   ForRows(logits, [&](int64_t row, int64_t width) {
     const T* x = logits.as<T>() + row * width;
     RowSum sum = SumRow(x, width);
@@ -127,8 +126,7 @@ Status ClassStatisticsOf(const KernelContext& context) {
   const TensorArg &logits = context.in[0], &target = context.in[1];
   const int64_t blocks = context.out[0].extent.back(), first = logits.begin.back();
   if (blocks == 0 && logits.extent.back() > 0) return TooFewBlocks(context.out[0].global.back());
-  Status checked = CheckTargets(target, logits.global.back());
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckTargets(target, logits.global.back()); !checked.ok()) return checked;
   ForRows(logits, [&](int64_t row, int64_t width) {
     const T* x = logits.as<T>() + row * width;
     for (int64_t block = 0; block < blocks; ++block) {
@@ -163,8 +161,7 @@ void ScaledExp(const T* from, int64_t width, float lse, float factor, T* to) {
 template <typename T>
 Status CrossEntropyGrad(const KernelContext& context) {
   const TensorArg &logits = context.in[0], &target = context.in[1];
-  Status checked = CheckTargets(target, logits.global.back());
-  if (!checked.ok()) return checked;
+  if (Status checked = CheckTargets(target, logits.global.back()); !checked.ok()) return checked;
   int64_t first = logits.begin.back();
   const float* dlse = context.in.size() > 4 ? context.in[4].as<float>() : nullptr;
   ForRows(logits, [&](int64_t row, int64_t width) {

@@ -111,8 +111,7 @@ struct CtcSample {
 
 template <typename T>
 Status CtcLoss(const KernelContext& context) {
-  Status status = CheckSpellings(context);
-  if (!status.ok()) return status;
+  if (Status status = CheckSpellings(context); !status.ok()) return status;
   ParallelForParts(context.in[0].extent[0], 1, context.spec.threads,
                    [&](int64_t begin, int64_t end, int range) {
                      Scratch scratch(context.scratch);
@@ -175,8 +174,7 @@ void CtcSampleGrad(const CtcSample<T>& sample, float dloss, T* into) {
 
 template <typename T>
 Status CtcLossGrad(const KernelContext& context) {
-  Status status = CheckSpellings(context);
-  if (!status.ok()) return status;
+  if (Status status = CheckSpellings(context); !status.ok()) return status;
   const int64_t each = context.in[0].extent[1] * context.in[0].extent[2];
   ParallelForParts(context.in[0].extent[0], 1, context.spec.threads,
                    [&](int64_t begin, int64_t end, int range) {

@@ -44,7 +44,7 @@ struct GemmDescriptor {
   int32_t swapped = 0;  // a and b are the caller's b and a
   int32_t tf32 = 0;
   Epilogue epilogue = Epilogue::kNone;
-  int64_t adds_c = 0;  // ab + c in place of ab; c lies as d does, and may be d
+  int32_t adds_c = 0;  // ab + c in place of ab; c lies as d does, and may be d
 };
 
 // Extents and element strides of y[m n] = a[m k] b[k n]. REQUIRES: in every operand one of the two strides is

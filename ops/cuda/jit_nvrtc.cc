@@ -212,8 +212,7 @@ Status CompileAndLoad(const std::string& source, const std::string& function, in
     (void)cudaGetLastError();
   }
   std::string code;
-  Status status = Compile(nvrtc, source, function, architecture, &code);
-  if (!status.ok()) return status;
+  if (Status status = Compile(nvrtc, source, function, architecture, &code); !status.ok()) return status;
   cache.Store(key, code);
   return Loaded::Load(code, function, loaded);
 }

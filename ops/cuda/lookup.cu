@@ -106,8 +106,7 @@ OFL_KERNEL void PutElements(IndexView ids, FloatView dy, FloatView y, int64_t co
 Status PutOne(const KernelContext& context, const LaunchContext& launch, FloatView dy, bool strict) {
   const TensorArg &ids = context.in[0], &y = context.out[0];
   int64_t count = ids.elements();
-  Status zeroed = FillZeros(y, launch);
-  if (!zeroed.ok()) return zeroed;
+  if (Status zeroed = FillZeros(y, launch); !zeroed.ok()) return zeroed;
   Launch(PutElements, Grid{.x = BlocksFor(count, 256, launch.multiprocessors)}, launch.stream, IndicesOf(ids),
          dy, FloatsOf(y), count, HeldOf(y, y.extent.rank() - 1), strict, FaultOf(launch, 0));
   return Status();

@@ -339,8 +339,7 @@ template <typename Source>
 Status SumSorted(const Source& source, const RowKeys& row_keys, int64_t width, const TensorArg* x,
                  const TensorArg& to, const LaunchContext& launch) {
   constexpr int N = Source::kColumns;
-  Status begun = x ? CopyTo(*x, to, launch) : FillZeros(to, launch);
-  if (!begun.ok()) return begun;
+  if (Status begun = x ? CopyTo(*x, to, launch) : FillZeros(to, launch); !begun.ok()) return begun;
   const int64_t rows = width > 0 ? to.elements() / width : 0;
   if (rows > INT32_MAX)
     return Status(Cat("sums into ", rows, " places, but a GPU adds to at most ", INT32_MAX));

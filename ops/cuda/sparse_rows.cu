@@ -237,8 +237,7 @@ Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
   const Touched list = ListOf(context, launch);
   CheckRows(list, launch);
-  Status copied = CopyTo(context.in[0], table, launch);
-  if (!copied.ok()) return copied;
+  if (Status copied = CopyTo(context.in[0], table, launch); !copied.ok()) return copied;
   Launch(UpdateRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)},
          launch.stream, list, NumbersOf(context, 3), launch.act, FloatsOf(context.in[2]), FloatsOf(table));
   return Status();
@@ -248,8 +247,7 @@ Status AddSquaresToRows(const KernelContext& context, const LaunchContext& launc
   const TensorArg& state = context.out[0];
   const Touched list = ListOf(context, launch);
   CheckRows(list, launch);
-  Status copied = CopyTo(context.in[0], state, launch);
-  if (!copied.ok()) return copied;
+  if (Status copied = CopyTo(context.in[0], state, launch); !copied.ok()) return copied;
   Launch(AddSquares, Grid{.x = BlocksFor(list.count, 256, launch.multiprocessors)}, launch.stream, list,
          NumbersOf(context, 3), FloatsOf(context.in[2]), FloatsOf(state));
   return Status();
@@ -259,8 +257,7 @@ Status AdagradRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
   const Touched list = ListOf(context, launch);
   CheckRows(list, launch);
-  Status copied = CopyTo(context.in[0], table, launch);
-  if (!copied.ok()) return copied;
+  if (Status copied = CopyTo(context.in[0], table, launch); !copied.ok()) return copied;
   Launch(AdaptRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)}, launch.stream,
          list, NumbersOf(context, 4), launch.act, FloatsOf(context.in[2]), FloatsOf(context.in[3]),
          FloatsOf(table));

@@ -119,8 +119,7 @@ Status SumAny(const KernelContext& context, const LaunchContext& launch) {
     return SumRows(keys, from, width, x, y, launch);
   Launch(CheckIds, Grid{.x = BlocksFor(ids.elements(), 256, launch.multiprocessors)}, launch.stream,
          IndicesOf(ids), ids.elements(), at.global, FaultOf(launch, 0));
-  Status begun = x ? CopyTo(*x, y, launch) : FillZeros(y, launch);
-  if (!begun.ok()) return begun;
+  if (Status begun = x ? CopyTo(*x, y, launch) : FillZeros(y, launch); !begun.ok()) return begun;
   const int rows = static_cast<int>(y.elements() / width);
   Grid grid{.x = BlocksFor(from.elements(), 256, launch.multiprocessors)};
   if (from.dtype == DType::kInt32) {

@@ -31,6 +31,12 @@ GraphBuilder* NeedGiven(const char* op, const char* operand, const Tensor& x, co
 void NeedFloating(const char* op, const char* operand, const Tensor& x, const Here& at);
 void NeedInteger(const char* op, const char* operand, const Tensor& x, const Here& at);
 void NeedBool(const char* op, const char* operand, const Tensor& x, const Here& at);
+// Here::In of a function. Throws Error unless its operand x is of a floating type.
+inline Here InFloating(const char* function, const Tensor& x, const Here& at) {
+  const Here within = at.In(function);
+  NeedFloating(function, "x", x, within);
+  return within;
+}
 // The product of these axes' extents.
 int64_t Count(const Tensor& x, const std::vector<int64_t>& axes);
 // x without these axes, each of extent 1, unless they are kept.

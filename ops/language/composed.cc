@@ -88,8 +88,7 @@ Tensor log_softmax(Tensor x, int64_t axis, Here at) {
 }
 
 Tensor layer_norm_over(Tensor x, std::vector<int64_t> axes, double eps, Here at) {
-  at = at.In("layer_norm_over");
-  NeedFloating("layer_norm_over", "x", x, at);
+  at = InFloating("layer_norm_over", x, at);
   NeedNumber(Who("layer_norm_over", at), "eps", eps, Domain::kDivisor);
   axes = NormalAxes("layer_norm_over", std::move(axes), x, at);
   if (axes == std::vector<int64_t>{x.shape().rank() - 1}) {
@@ -103,8 +102,7 @@ Tensor layer_norm_over(Tensor x, std::vector<int64_t> axes, double eps, Here at)
 }
 
 Tensor rms_norm_over(Tensor x, std::vector<int64_t> axes, double eps, Here at) {
-  at = at.In("rms_norm_over");
-  NeedFloating("rms_norm_over", "x", x, at);
+  at = InFloating("rms_norm_over", x, at);
   NeedNumber(Who("rms_norm_over", at), "eps", eps, Domain::kDivisor);
   axes = NormalAxes("rms_norm_over", std::move(axes), x, at);
   if (axes == std::vector<int64_t>{x.shape().rank() - 1})
@@ -177,8 +175,7 @@ Tensor randperm(GraphBuilder* graph, int64_t n, Here at) {
 }
 
 Tensor drop_path(Tensor x, double p, Here at) {
-  at = at.In("drop_path");
-  NeedFloating("drop_path", "x", x, at);
+  at = InFloating("drop_path", x, at);
   NormalAxis("drop_path", 0, x, at);
   NeedNumber(Who("drop_path", at), "p", p, Domain::kBelowOne);
   if (p == 0) return x;
@@ -343,8 +340,7 @@ Tensor searchsorted(Tensor sorted, Tensor values, bool right, Here at) {
 }
 
 Tensor quantile(Tensor x, double q, int64_t axis, bool keep, Here at) {
-  at = at.In("quantile");
-  NeedFloating("quantile", "x", x, at);
+  at = InFloating("quantile", x, at);
   NeedNumber(Who("quantile", at), "q", q, Domain::kShare);
   axis = NormalAxis("quantile", axis, x, at);
   const int64_t extent = Extent(x, axis);
@@ -381,8 +377,7 @@ Tensor cummin(Tensor x, int64_t axis, Here at) {
 // Finite, so that gradients are; where there is nothing above the least number, the greatest element is the
 // sum.
 Tensor logcumsumexp(Tensor x, int64_t axis, Here at) {
-  at = at.In("logcumsumexp");
-  NeedFloating("logcumsumexp", "x", x, at);
+  at = InFloating("logcumsumexp", x, at);
   axis = NormalAxis("logcumsumexp", axis, x, at);
   constexpr double kLeast = -1e30;
   return InFloat32(x, at, [&](Tensor y) {

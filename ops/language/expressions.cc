@@ -154,8 +154,7 @@ Tensor where(Tensor condition, double a, double b, DType dtype, Here at) {
 }
 
 Tensor nan_to_num(Tensor x, const NanToNum& numbers, Here at) {
-  at = at.In("nan_to_num");
-  NeedFloating("nan_to_num", "x", x, at);
+  at = InFloating("nan_to_num", x, at);
   constexpr double kMostOfBFloat16 = 0x1.FEp127, kMostOfFloat16 = 65504;
   const double most = x.dtype() == DType::kFloat32    ? FLT_MAX
                       : x.dtype() == DType::kBFloat16 ? kMostOfBFloat16

@@ -512,8 +512,7 @@ Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes, bool keep, Here at) 
 // How many elements there are differs between micro-batches of unequal size: ones are added up, which are
 // made of x, so that micro-batches cut them as they cut x. Where x is no number, nor is the mean.
 Tensor micro_batch_mean(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
-  at = at.In("micro_batch_mean");
-  NeedFloating("micro_batch_mean", "x", x, at);
+  at = InFloating("micro_batch_mean", x, at);
   Tensor count = micro_batch_sum(cast(equal(x, x, at), x.dtype(), at), axes, keep, at);
   return div(micro_batch_sum(x, axes, keep, at), count, at);
 }

@@ -115,8 +115,7 @@ Tensor kl_div_loss(Tensor x, Tensor target, bool log_target, Here at) {
 }
 
 Tensor nll_loss(Tensor x, Tensor target, Here at) {
-  at = at.In("nll_loss");
-  NeedFloating("nll_loss", "x", x, at);
+  at = InFloating("nll_loss", x, at);
   NeedInteger("nll_loss", "target", target, at);
   if (x.shape().rank() == 0) Fail(Who("nll_loss", at), ": x has no axes but needs one of classes");
   const Dims rows(x.shape().begin(), x.shape().end() - 1);

@@ -65,8 +65,7 @@ Tensor prod(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
 }
 
 Tensor var(Tensor x, std::vector<int64_t> axes, bool keep, int64_t correction, Here at) {
-  at = at.In("var");
-  NeedFloating("var", "x", x, at);
+  at = InFloating("var", x, at);
   axes = NormalAxes("var", std::move(axes), x, at);
   const int64_t count = Count(x, axes);
   if (count <= correction) {
@@ -84,8 +83,7 @@ Tensor stddev(Tensor x, std::vector<int64_t> axes, bool keep, int64_t correction
 }
 
 Tensor logsumexp(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
-  at = at.In("logsumexp");
-  NeedFloating("logsumexp", "x", x, at);
+  at = InFloating("logsumexp", x, at);
   axes = NormalAxes("logsumexp", std::move(axes), x, at);
   // The shift may be any number: where the greatest is infinite, 0 keeps inf - inf out of it.
   Tensor greatest = stop_gradient(max(x, axes, true, at), at);
@@ -95,8 +93,7 @@ Tensor logsumexp(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
 }
 
 Tensor norm(Tensor x, double p, std::vector<int64_t> axes, bool keep, Here at) {
-  at = at.In("norm");
-  NeedFloating("norm", "x", x, at);
+  at = InFloating("norm", x, at);
   axes = NormalAxes("norm", std::move(axes), x, at);
   if (p == 1) return sum(abs(x, at), axes, keep, at);
   if (p == 2) {
@@ -124,8 +121,7 @@ Tensor all(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
 }
 
 Tensor masked_mean(Tensor x, Tensor mask, std::vector<int64_t> axes, bool keep, Here at) {
-  at = at.In("masked_mean");
-  NeedFloating("masked_mean", "x", x, at);
+  at = InFloating("masked_mean", x, at);
   NeedBool("masked_mean", "mask", mask, at);
   axes = NormalAxes("masked_mean", std::move(axes), x, at);
   const Dims shape = x.shape(), of_mask = mask.shape();

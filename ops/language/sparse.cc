@@ -150,8 +150,7 @@ Tensor index_min(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
 // greatest. It is finite, so that what is -infinity gives 0, and where there is a finite element the sum is
 // at least 1.
 Tensor segment_softmax(Tensor x, Tensor ids, int64_t segments, int64_t axis, Here at) {
-  at = at.In("segment_softmax");
-  NeedFloating("segment_softmax", "x", x, at);
+  at = InFloating("segment_softmax", x, at);
   NeedInteger("segment_softmax", "ids", ids, at);
   axis = NormalAxis("segment_softmax", axis, x, at);
   Dims whole = x.shape();

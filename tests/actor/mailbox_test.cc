@@ -100,6 +100,7 @@ TEST(ReadyList, OrderAndRemoval) {
   list.Push(&b, false);
   list.Push(&c, true);
   list.Push(&a, true);  // is queued already: stays where it is
+  EXPECT_EQ(list.size(), 3);
   list.Remove(&b);
   list.Remove(&b);
   list.Push(&d, false);
@@ -109,7 +110,7 @@ TEST(ReadyList, OrderAndRemoval) {
   EXPECT_EQ(list.Pop(), nullptr);
   list.Push(&b, false);
   EXPECT_EQ(list.Pop(), &b);
-  EXPECT_EQ(list.Pop(), nullptr);
+  EXPECT_EQ(list.size(), 0);
 }
 
 // An owner that sleeps in its own way is woken once for each sleep, by whoever posts first.
