@@ -86,7 +86,8 @@ void DecideLibraryChoices(Backend* backend, const std::vector<TimingPlace>& plac
     for (const auto& [work, owned] : all) {
       if (owned.proposal >= 0 || owned.owner != me) continue;
       const TimingPlace& place = *here.at(work).place;
-      timed.push_back({work, backend->TimeProposals(work, place.stream, place.scratch, place.bytes)});
+      timed.push_back(
+          {work, backend->TimeProposals(work, place.stream, place.scratch, place.bytes, nullptr)});
     }
     if (!timed.empty())
       LOG(INFO) << "timed the library's proposals for " << timed.size() << " products of plan " << plan
