@@ -86,13 +86,17 @@ void DecideLibraryChoices(Backend* backend, const std::vector<TimingPlace>& plac
     for (const auto& [work, owned] : all) {
       if (owned.proposal >= 0 || owned.owner != me) continue;
       const TimingPlace& place = *here.at(work).place;
-      timed.push_back({work, backend->TimeProposals(work, place.stream, place.scratch, place.bytes)});
+      timed.push_back(
+          {work, backend->TimeProposals(work, place.stream, place.scratch, place.bytes, nullptr)});
     }
+    const auto from = [&](int64_t number) {
+      return std::count_if(timed.begin(), timed.end(), [=](const auto& t) { return t.proposal >= number; });
+    };
     if (!timed.empty())
       LOG(INFO) << "timed the library's proposals for " << timed.size() << " products of plan " << plan
-                << " in " << static_cast<double>(SteadyNanoseconds() - start) * 1e-9 << " s; "
-                << std::count_if(timed.begin(), timed.end(), [](const auto& t) { return t.proposal > 0; })
-                << " take another one than its first";
+                << " in " << static_cast<double>(SteadyNanoseconds() - start) * 1e-9 << " s; " << from(1)
+                << " take another one than its first, " << from(kSumsApart)
+                << " of these the product alone with sums of our own";
     for (const std::string& text : gather("products chosen for", timed))
       for (const LibraryChoice& choice : ChoicesOf(text.substr(text.find('\n') + 1)))
         all[choice.work].proposal = choice.proposal;

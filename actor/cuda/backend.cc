@@ -123,13 +123,14 @@ class CudaBackend : public Backend {
   std::vector<LibraryChoice> OpenChoices(Device* device) override {
     return Choices().Open(static_cast<CudaDevice*>(device)->gpu().ordinal());
   }
-  int64_t TimeProposals(const std::string& work, DeviceStream* device_stream, void* scratch,
-                        int64_t bytes) override {
+  int64_t TimeProposals(const std::string& work, DeviceStream* device_stream, void* scratch, int64_t bytes,
+                        std::map<int64_t, double>* all) override {
     auto* stream = static_cast<CudaStream*>(device_stream);
     const ChoosableWork* wanted = Choices().Find(work, stream->device().gpu().ordinal());
     LaunchContext launch;
     if (wanted == nullptr || !stream->ForLaunches(&launch).ok()) return -1;
-    const std::vector<double> seconds = wanted->time(launch, scratch, bytes);
+    const std::map<int64_t, double> seconds = wanted->time(launch, scratch, bytes);
+    if (all != nullptr) *all = seconds;
     return seconds.empty() ? -1 : FastestProposal(seconds);
   }
   void Decide(const std::vector<LibraryChoice>& choices, bool keep) override {

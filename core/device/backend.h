@@ -90,12 +90,15 @@ struct BackendCounts {
   }
 };
 
-// Work that the vendor's library can do in several ways, the first of which it holds to be the fastest: a
+// Work that can be done in several ways, the first of which the vendor's library holds to be the fastest: a
 // product of matrices. Only timing them on the card tells.
 struct LibraryChoice {
   std::string work;       // one line: shape, types, what is fused, the card, the library and its version
-  int64_t proposal = -1;  // of the library, from 0; -1: not known yet
+  int64_t proposal = -1;  // of the library, from 0; from kSumsApart on see there; -1: not known yet
 };
+// A product that also gives the gradient of a bias: kSumsApart + i is the library's proposal i for the
+// product alone, followed by sums of our own.
+inline constexpr int64_t kSumsApart = 512;
 
 class Backend {
  public:
@@ -142,9 +145,10 @@ class Backend {
   // Times the library's first proposals for work of OpenChoices and returns the fastest; the first one unless
   // another takes less than 98 % of its time. -1 where they cannot be compared: `scratch`, memory of the
   // stream's device that the work's operands lie in meanwhile, is too small, or the library refuses the work.
-  // Nothing may be enqueued on the stream; waits for it.
+  // Nothing may be enqueued on the stream; waits for it. `seconds`, unless it is null, gets the time of each
+  // proposal by its number; those that were far slower than the fastest ran only twice.
   virtual int64_t TimeProposals(const std::string& /*work*/, DeviceStream* /*stream*/, void* /*scratch*/,
-                                int64_t /*bytes*/) {
+                                int64_t /*bytes*/, std::map<int64_t, double>* /*seconds*/) {
     return -1;
   }
   // Decides, for the rest of the process: kernels that have not run yet take these proposals. `keep`: and

@@ -1,11 +1,16 @@
-// What products are described by, whoever does them.
+// What products are described by, whoever does them; and gradients of biases by sums beside a product.
 #include "ops/cuda/gemm.h"
 
+#include <cuda_runtime_api.h>
 #include <glog/logging.h>
 
 #include <algorithm>
 #include <mutex>
 #include <set>
+#include <utility>
+
+#include "ops/cuda/product_choices.h"
+#include "ops/cuda/reduce.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -21,6 +26,56 @@ Stored StoredAs(int64_t rows, int64_t columns, int64_t row_stride, int64_t colum
   if (row_stride == 1 || rows == 1) return {0, std::max(columns == 1 ? rows : column_stride, rows)};
   return {1, std::max(rows == 1 ? columns : row_stride, columns)};
 }
+
+// With kBiasGradA, in one of the two ways, once a device is current and all has been decided.
+class ProductWithSums : public Gemm {
+ public:
+  explicit ProductWithSums(const GemmDescriptor& descriptor) : what_(descriptor) {
+    if (what_.choice == kDecided) Choices().Want(what_);
+  }
+  const GemmDescriptor& descriptor() const override { return what_; }
+
+  Status Check() override {
+    int device = -1;
+    if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
+      return Status(Cat("cudaGetDevice: ", cudaGetErrorString(error)));
+    if (product_ != nullptr && device == device_) return product_->Check();
+    device_ = device;
+    const int64_t choice = ProposalFor(what_, device);
+    if (what_.choice == kDecided) Choices().Settle(WorkOf(what_, device));
+    Status status = Take(choice);
+    // What was kept by an earlier run may have been of a library that knew more.
+    if (!status.ok() && what_.choice == kDecided && choice != 0) status = Take(0);
+    return status;
+  }
+
+  Status Launch(const GemmOperands& operands, const LaunchContext& launch) override {
+    if (Status status = Check(); !status.ok()) return status;
+    if (!apart_) return product_->Launch(operands, launch);
+    GemmOperands alone = operands;
+    alone.bias = nullptr;
+    if (Status status = product_->Launch(alone, launch); !status.ok()) return status;
+    SummedMatrix a{operands.a, static_cast<DType>(what_.in), what_.m, what_.k, 1, what_.lda};
+    if (what_.transposed_a) std::swap(a.to_next_result, a.to_next_term);
+    LaunchMatrixSums(a, operands.bias, static_cast<DType>(what_.out), launch);
+    return Status();
+  }
+
+ private:
+  Status Take(int64_t choice) {
+    apart_ = choice >= kSumsApart;
+    GemmDescriptor product = what_;
+    product.choice = apart_ ? choice - kSumsApart : choice;
+    if (apart_) product.epilogue = Epilogue::kNone;
+    product_ = MakeGemm(product);
+    return product_->Check();
+  }
+
+  GemmDescriptor what_;
+  int device_ = -1;
+  bool apart_ = false;
+  std::unique_ptr<Gemm> product_;  // on device_
+};
 
 }  // namespace
 
@@ -47,6 +102,11 @@ GemmDescriptor DescribeGemm(const ProductStrides& p) {
   d.transposed_b = b.transposed;
   d.ldb = b.ld;
   return d;
+}
+
+std::unique_ptr<Gemm> MakeProduct(const GemmDescriptor& descriptor) {
+  if (descriptor.epilogue != Epilogue::kBiasGradA) return MakeGemm(descriptor);
+  return std::make_unique<ProductWithSums>(descriptor);
 }
 
 void SayRefused(const std::string& kind, const std::string& instead, const Status& why) {

@@ -38,8 +38,9 @@ struct GemmDescriptor {
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_d = 0;  // in elements; 0: the same for all
   int64_t alignment = 16;                                       // of all pointers, in bytes
   int64_t workspace_bytes = 0;
-  int64_t choice = kDecided;  // which of the library's proposals, from 0, its best; or as decided
-  int32_t in = 0, out = 0;    // DType of a and b; of d, bias and aux
+  int64_t choice =
+      kDecided;             // which of the library's proposals, from 0, its best; or as decided; MakeProduct
+  int32_t in = 0, out = 0;  // DType of a and b; of d, bias and aux
   int32_t transposed_a = 0, transposed_b = 0;
   int32_t swapped = 0;  // a and b are the caller's b and a
   int32_t tf32 = 0;
@@ -77,12 +78,16 @@ class Gemm {
   // Enqueues. The same bits for the same operands, in every run on one kind of device.
   virtual Status Launch(const GemmOperands& operands, const LaunchContext& launch) = 0;
 };
-// Chooses an algorithm now where a device is current, and again when it is launched on another, or first
-// launched after another proposal was decided on.
+// The library's. Chooses an algorithm now where a device is current, and again when it is launched on
+// another, or first launched after another proposal was decided on.
 std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor);
+// The same; with kBiasGradA the library's, or, where the choice is kSumsApart + i, its proposal i for the
+// product alone and then the sums of A in launches of their own (reduce.h), deterministic as well.
+std::unique_ptr<Gemm> MakeProduct(const GemmDescriptor& descriptor);
 
-// The library and its version ("cuBLASLt 130100"), and how many of its proposals for a product are worth
-// timing: 1 where they are all the same.
+// The library and its version ("cuBLASLt 130100"), with what else numbers of proposals depend on, and how
+// many of its proposals for a product are worth timing, of which there may be fewer: 1 where they are all the
+// same.
 struct GemmLibrary {
   std::string version;
   int proposals = 1;

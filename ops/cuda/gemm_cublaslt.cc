@@ -3,6 +3,9 @@
 // come in one order are asked for: split sums go through work space, not through atomics.
 #include <cublasLt.h>
 
+#include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -16,7 +19,13 @@ namespace oneflow_like::cuda {
 namespace {
 
 constexpr const char* kWho = "cuBLASLt";
-constexpr int kTimedProposals = 8;  // more take as long again when a plan is loaded
+constexpr int kProposals = 8;  // of the library's that are timed; the code of further ones would stay loaded
+// Behind these the same algorithms with sums that are divided otherwise among blocks, for products of few
+// results and many terms: which number of parts fills a card's multiprocessors the library does not always
+// know. They share their code.
+constexpr int kAlgorithmsDivided = 4;
+constexpr int kParts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16};
+constexpr int64_t kMostResults = int64_t{1} << 22, kLeastTerms = 4096;
 
 Status Failed(const char* what, cublasStatus_t status) {
   return Status(Cat(kWho, ": ", what, ": ", cublasLtGetStatusString(status)));
@@ -194,14 +203,71 @@ class CublasLtGemm : public Gemm {
   // For this proposal.
   cublasStatus_t Ask(cublasLtHandle_t handle, int64_t proposal) {
     int found = 0;
-    std::vector<cublasLtMatmulHeuristicResult_t> proposed(static_cast<size_t>(proposal) + 1);
+    std::vector<cublasLtMatmulHeuristicResult_t> proposed(
+        static_cast<size_t>(std::min<int64_t>(proposal + 1, kProposals)));
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, lib_.matmul, lib_.a, lib_.b, lib_.d, lib_.d, lib_.preference,
                                        static_cast<int>(proposed.size()), proposed.data(), &found);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (found <= proposal) return CUBLAS_STATUS_NOT_SUPPORTED;
-    algorithm_ = proposed.back();
+    proposed.resize(static_cast<size_t>(found));
+    if (found <= proposal) AddDivided(handle, static_cast<size_t>(proposal) + 1, &proposed);
+    if (static_cast<int64_t>(proposed.size()) <= proposal) return CUBLAS_STATUS_NOT_SUPPORTED;
+    algorithm_ = proposed[static_cast<size_t>(proposal)];
     return algorithm_.state;
+  }
+
+  // Makes the algorithm divide its sums; false if it cannot. Parts are joined through the work space, in
+  // order.
+  static bool Divide(cublasLtMatmulAlgo_t* algorithm, int32_t parts) {
+    int32_t divides = 0;
+    uint32_t schemes = 0;
+    const uint32_t scheme =
+        parts > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+    const auto can = [&](cublasLtMatmulAlgoCapAttributes_t what, auto* value) {
+      size_t written = 0;
+      return cublasLtMatmulAlgoCapGetAttribute(algorithm, what, value, sizeof *value, &written) ==
+             CUBLAS_STATUS_SUCCESS;
+    };
+    if (!can(CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &divides) || divides == 0 ||
+        !can(CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK, &schemes) || (schemes & scheme) != scheme)
+      return false;
+    return cublasLtMatmulAlgoConfigSetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts,
+                                                sizeof parts) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoConfigSetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                sizeof scheme) == CUBLAS_STATUS_SUCCESS;
+  }
+
+  // Adds what the library takes of the first algorithms with other numbers of parts, until there are
+  // `wanted`.
+  void AddDivided(cublasLtHandle_t handle, size_t wanted,
+                  std::vector<cublasLtMatmulHeuristicResult_t>* proposed) {
+    if (what_.m * what_.n * what_.batch > kMostResults || what_.k < kLeastTerms) return;
+    const auto same = [](const cublasLtMatmulAlgo_t& a, const cublasLtMatmulAlgo_t& b) {
+      return std::memcmp(&a, &b, sizeof a) == 0;
+    };
+    std::vector<cublasLtMatmulAlgo_t> undivided;
+    for (size_t i = 0, of_library = proposed->size(); i < of_library; ++i) {
+      cublasLtMatmulAlgo_t algorithm = (*proposed)[i].algo;
+      if (!Divide(&algorithm, 1)) continue;
+      const auto known = [&](const auto& other) { return same(other, algorithm); };
+      if (std::any_of(undivided.begin(), undivided.end(), known)) continue;
+      undivided.push_back(algorithm);
+      for (int32_t parts : kParts) {
+        if (!Divide(&algorithm, parts)) continue;
+        if (std::any_of(proposed->begin(), proposed->end(), [&](const auto& p) { return known(p.algo); }))
+          continue;
+        cublasLtMatmulHeuristicResult_t divided = {};
+        if (cublasLtMatmulAlgoCheck(handle, lib_.matmul, lib_.a, lib_.b, lib_.d, lib_.d, &algorithm,
+                                    &divided) != CUBLAS_STATUS_SUCCESS ||
+            divided.state != CUBLAS_STATUS_SUCCESS ||
+            divided.workspaceSize > static_cast<size_t>(what_.workspace_bytes))
+          continue;
+        divided.algo = algorithm;
+        proposed->push_back(divided);
+        if (proposed->size() >= wanted) return;
+      }
+      if (undivided.size() == kAlgorithmsDivided) return;
+    }
   }
 
   Status Choose(int device) {
@@ -231,7 +297,10 @@ class CublasLtGemm : public Gemm {
 
 }  // namespace
 
-GemmLibrary DescribeGemmLibrary() { return {Cat(kWho, " ", cublasLtGetVersion()), kTimedProposals}; }
+GemmLibrary DescribeGemmLibrary() {
+  return {Cat(kWho, " ", cublasLtGetVersion(), ", parts 1"),
+          kProposals + kAlgorithmsDivided * static_cast<int>(std::size(kParts))};
+}
 
 std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
   return std::make_unique<CublasLtGemm>(descriptor);

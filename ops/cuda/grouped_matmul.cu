@@ -21,7 +21,6 @@
 #include "ops/cuda/grouped_tiles.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/product_choices.h"
-#include "ops/reference.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -286,34 +285,10 @@ struct GroupedWork {
                oneflow_like::Name(out), ", kernels 1 on ", CardOf(device));
   }
 
-  std::vector<double> Time(const LaunchContext& launch, void* scratch, int64_t bytes) const;
+  std::map<int64_t, double> Time(const LaunchContext& launch, void* scratch, int64_t bytes) const;
 };
 
-TensorArg Line(void* data, DType dtype, int64_t elements) {
-  return {data, dtype, {elements}, {0}, {elements}};
-}
-
-// Whether two results are roundings of nearly the same sums, by some two million elements of all columns and
-// rows: an odd number apart.
-bool Agree(const void* a, const void* b, int64_t elements, DType dtype) {
-  const size_t size = SizeOf(dtype);
-  std::vector<char> first(elements * size), second(elements * size);
-  if (cudaMemcpy(first.data(), a, first.size(), cudaMemcpyDeviceToHost) != cudaSuccess ||
-      cudaMemcpy(second.data(), b, second.size(), cudaMemcpyDeviceToHost) != cudaSuccess)
-    return false;
-  const TensorArg x = Line(first.data(), dtype, elements), y = Line(second.data(), dtype, elements);
-  const int64_t apart = elements >> 21 | 1, looked_at = (elements + apart - 1) / apart;
-  double squares = 0;
-  for (int64_t i = 0; i < elements; i += apart) squares += LoadFloat(x, i) * LoadFloat(x, i);
-  const double typical = std::sqrt(squares / static_cast<double>(std::max<int64_t>(looked_at, 1)));
-  for (int64_t i = 0; i < elements; i += apart) {
-    const double far = std::abs(LoadFloat(x, i) - LoadFloat(y, i));
-    if (!(far <= (std::abs(LoadFloat(x, i)) + typical) / 64)) return false;
-  }
-  return true;
-}
-
-std::vector<double> GroupedWork::Time(const LaunchContext& launch, void* scratch, int64_t bytes) const {
+std::map<int64_t, double> GroupedWork::Time(const LaunchContext& launch, void* scratch, int64_t bytes) const {
   if (launch.architecture != kWarpgroupArchitecture) return {};
   const int64_t behind = 5, all_rows = experts * rows + behind;
   auto* free = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + 255) / 256 * 256);
@@ -353,11 +328,22 @@ std::vector<double> GroupedWork::Time(const LaunchContext& launch, void* scratch
       return done && cudaGetLastError() == cudaSuccess;
     });
   }
-  std::vector<double> seconds = TimeInTurn(ways, launch.stream);
-  if (seconds.size() > 1 && !Agree(results[0].data, results[1].data, results[0].elements(), out)) {
+  const std::vector<double> timed = TimeInTurn(ways, launch.stream);
+  if (timed.empty() || std::isinf(timed[kByWarps])) return {};
+  std::map<int64_t, double> seconds = {{kByWarps, timed[kByWarps]}};
+  if (std::isinf(timed[kByWarpgroups])) return seconds;
+  std::vector<char> found[2];
+  for (const int64_t way : {kByWarps, kByWarpgroups}) {
+    found[way].resize(results[way].elements() * SizeOf(out));
+    if (cudaMemcpy(found[way].data(), results[way].data, found[way].size(), cudaMemcpyDeviceToHost) !=
+        cudaSuccess)
+      return {};
+  }
+  if (Agree(found[kByWarps], found[kByWarpgroups], out)) {
+    seconds[kByWarpgroups] = timed[kByWarpgroups];
+  } else {
     LOG(WARNING)
         << name << ": products by warpgroups do not agree with those by warps on this card, and are not used";
-    seconds.resize(1);
   }
   return seconds;
 }

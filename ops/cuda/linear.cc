@@ -1,5 +1,6 @@
 // linear, linear_grad_gelu and linear_grad_weight: one launch of the library, which does what follows the
-// product before it stores it. Where a piece does not suit (several launches, rows of odd length, gelu in
+// product before it stores it; a gradient of a bias also by a launch of its own, where that was timed and is
+// faster (gemm.h, MakeProduct). Where a piece does not suit (several launches, rows of odd length, gelu in
 // fp32) or the library refuses, the same by steps: the product, then an elementwise loop or a sum.
 // Attribute "steps"=1 asks for that too, so that both can be measured.
 #include <span>
@@ -93,7 +94,7 @@ class LinearKernel : public CudaKernel {
     gemm.adds_c = roles_.residual >= 0 || accumulates_;
     gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
     gemm.choice = spec_.attrs.Int("gemm_choice", kDecided);
-    gemm_ = MakeGemm(gemm);
+    gemm_ = MakeProduct(gemm);
   }
 
   std::string Kind() const {

@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "core/error.h"
@@ -16,6 +19,7 @@
 #include "core/system/cache_folder.h"
 #include "ops/cuda/driver_turn.h"
 #include "ops/cuda/library_use.h"
+#include "ops/reference.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -23,8 +27,12 @@ namespace {
 constexpr double kWorthwhile = 0.98;    // of the first proposal's time: less is noise
 constexpr double kRoundSeconds = 1e-3;  // of one proposal, about
 constexpr int kRounds = 4, kMostRuns = 20;
-constexpr int64_t kMostProposal = 1 << 10;  // none is meant by a larger number
-constexpr int64_t kPattern = 1 << 20;       // bytes of random numbers that operands repeat
+// What took longer at its first turn, beside the fastest then, is not looked at again: 1.4 times, and what
+// the host may take to enqueue several launches.
+constexpr double kHopeless = 1.4, kHostSeconds = 2e-5;
+constexpr int64_t kComparedBytes = 4 << 20;  // of a result, from its beginning
+constexpr int64_t kMostProposal = 1 << 10;   // none is meant by a larger number
+constexpr int64_t kPattern = 1 << 20;        // bytes of random numbers that operands repeat
 
 static_assert(std::has_unique_object_representations_v<GemmDescriptor>, "its bytes are compared");
 std::string BytesOf(const GemmDescriptor& product) {
@@ -32,8 +40,9 @@ std::string BytesOf(const GemmDescriptor& product) {
 }
 
 const char* NameOf(Epilogue epilogue) {
-  static const char* const names[] = {"",           " bias",           " gelu_bias",
-                                      " gelu_grad", " gelu_grad_bias", " bias_grad"};
+  static const char* const names[] = {
+      "",           " bias",           " gelu_bias",
+      " gelu_grad", " gelu_grad_bias", " bias_grad or sums"};  // lines of " bias_grad" alone knew one way
   return names[static_cast<int>(epilogue)];
 }
 
@@ -153,24 +162,45 @@ cudaError_t FillWithNumbers(void* where, int64_t bytes, DType type, cudaStream_t
 
 std::vector<double> TimeInTurn(const std::vector<std::function<bool()>>& ways, cudaStream_t stream) {
   Stopwatch watch(stream);
-  std::vector<double> seconds;
-  int runs = 1;
-  for (const auto& way : ways) {
-    if (watch.SecondsOf(1, way) < 0) break;  // loads its code
-    const double warm = watch.SecondsOf(1, way);
-    if (seconds.empty())
-      runs = std::clamp(static_cast<int>(kRoundSeconds / std::max(warm, 1e-9)), 1, kMostRuns);
-    seconds.push_back(warm);
+  std::vector<double> seconds(ways.size(), std::numeric_limits<double>::infinity());
+  for (size_t i = 0; i < ways.size(); ++i) {
+    if (watch.SecondsOf(1, ways[i]) < 0) continue;  // loads its code
+    if (const double warm = watch.SecondsOf(1, ways[i]); warm >= 0) seconds[i] = warm;
   }
+  const auto least = std::min_element(seconds.begin(), seconds.end());
+  if (least == seconds.end() || std::isinf(*least)) return {};
+  std::vector<size_t> hopeful;
+  for (size_t i = 0; i < ways.size(); ++i)
+    if (std::isfinite(seconds[i]) && (i == 0 || seconds[i] < kHopeless * *least + kHostSeconds))
+      hopeful.push_back(i);
+  const int runs = std::clamp(static_cast<int>(kRoundSeconds / std::max(*least, 1e-9)), 1, kMostRuns);
   // In turn, so that a clock that rises or falls is the same for all.
-  for (int round = 0; round < kRounds && seconds.size() > 1; ++round) {
-    for (size_t i = 0; i < seconds.size(); ++i) {
+  for (int round = 0; round < kRounds && hopeful.size() > 1; ++round) {
+    for (size_t i : hopeful) {
       const double each = watch.SecondsOf(runs, ways[i]);
       if (each < 0) return {};
       seconds[i] = round == 0 ? each : std::min(seconds[i], each);
     }
   }
   return seconds;
+}
+
+bool Agree(const std::vector<char>& first, const std::vector<char>& second, DType dtype) {
+  if (first.size() != second.size()) return false;
+  const int64_t elements = static_cast<int64_t>(first.size() / SizeOf(dtype));
+  const auto line = [&](const std::vector<char>& of) {
+    return TensorArg{const_cast<char*>(of.data()), dtype, {elements}, {0}, {elements}};
+  };
+  const TensorArg x = line(first), y = line(second);
+  const int64_t apart = elements >> 21 | 1, looked_at = (elements + apart - 1) / apart;
+  double squares = 0;
+  for (int64_t i = 0; i < elements; i += apart) squares += LoadFloat(x, i) * LoadFloat(x, i);
+  const double typical = std::sqrt(squares / static_cast<double>(std::max<int64_t>(looked_at, 1)));
+  for (int64_t i = 0; i < elements; i += apart) {
+    const double far = std::abs(LoadFloat(x, i) - LoadFloat(y, i));
+    if (!(far <= (std::abs(LoadFloat(x, i)) + typical) / 64)) return false;
+  }
+  return true;
 }
 
 std::string WorkOf(const GemmDescriptor& g, int device) {
@@ -262,8 +292,52 @@ int64_t ProposalFor(const GemmDescriptor& product, int device) {
   return product.choice != kDecided ? product.choice : Choices().Decided(WorkOf(product, device));
 }
 
-std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch, void* scratch,
-                                  int64_t bytes) {
+namespace {
+
+// What is compared of results: the beginning of d, and the vector.
+struct Results {
+  std::vector<char> d, vector;
+};
+
+// The results of one launch, by itself: d is zero before, to which a product may add.
+bool ResultsOf(const std::function<bool()>& way, const GemmDescriptor& g, const GemmOperands& p,
+               const Layout& at, cudaStream_t stream, Results* results) {
+  results->d.resize(std::min(at.aux - at.d, kComparedBytes));
+  results->vector.resize(HasVector(g) ? g.m * SizeOf(static_cast<DType>(g.out)) : 0);
+  if (cudaMemsetAsync(p.d, 0, static_cast<size_t>(at.aux - at.d), stream) != cudaSuccess || !way())
+    return false;
+  for (const auto& [to, from] : {std::pair(&results->d, p.d), std::pair(&results->vector, p.bias)})
+    if (!to->empty() &&
+        cudaMemcpyAsync(to->data(), from, to->size(), cudaMemcpyDeviceToHost, stream) != cudaSuccess)
+      return false;
+  return cudaStreamSynchronize(stream) == cudaSuccess;
+}
+
+// The ways of a product by number.
+struct NumberedProducts {
+  std::vector<int64_t> numbers;
+  std::vector<std::unique_ptr<Gemm>> products;
+};
+NumberedProducts WaysOf(const GemmDescriptor& product) {
+  NumberedProducts ways;
+  for (const int64_t first : {int64_t{0}, kSumsApart}) {
+    if (first == kSumsApart && product.epilogue != Epilogue::kBiasGradA) break;
+    for (int64_t i = 0; i < DescribeGemmLibrary().proposals; ++i) {
+      GemmDescriptor numbered = product;
+      numbered.choice = first + i;
+      std::unique_ptr<Gemm> way = MakeProduct(numbered);
+      if (!way->Check().ok()) break;  // there are no more
+      ways.numbers.push_back(numbered.choice);
+      ways.products.push_back(std::move(way));
+    }
+  }
+  return ways;
+}
+
+}  // namespace
+
+std::map<int64_t, double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch,
+                                        void* scratch, int64_t bytes) {
   const Layout at = LayoutOf(product);
   char* const base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + 255) / 256 * 256);
   if (base + at.end > static_cast<char*>(scratch) + bytes) return {};
@@ -277,24 +351,42 @@ std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchCon
   operands.bias = HasVector(product) ? base + at.bias : nullptr;
   operands.aux = product.ld_aux > 0 ? base + at.aux : nullptr;
   operands.workspace = launch.workspace;
-  std::vector<std::unique_ptr<Gemm>> proposals;
+  const NumberedProducts all = WaysOf(product);
   std::vector<std::function<bool()>> ways;
-  for (int64_t i = 0; i < DescribeGemmLibrary().proposals; ++i) {
-    GemmDescriptor numbered = product;
-    numbered.choice = i;
-    proposals.push_back(MakeGemm(numbered));
-    ways.push_back([&launch, &operands, proposal = proposals.back().get()] {
-      return proposal->Check().ok() && proposal->Launch(operands, launch).ok();
-    });
+  for (const auto& way : all.products)
+    ways.push_back([&launch, &operands, way = way.get()] { return way->Launch(operands, launch).ok(); });
+  const std::vector<double> timed = TimeInTurn(ways, launch.stream);
+  std::map<int64_t, double> seconds;
+  std::map<int64_t, const std::function<bool()>*> of_number;
+  for (size_t i = 0; i < timed.size(); ++i)
+    if (std::isfinite(timed[i])) {
+      seconds[all.numbers[i]] = timed[i];
+      of_number[all.numbers[i]] = &ways[i];
+    }
+  if (seconds.size() < 2) return seconds;
+  Count(LibraryUse::kTimedProduct);
+  Results first, fastest;
+  if (!ResultsOf(*of_number.begin()->second, product, operands, at, launch.stream, &first)) return {};
+  const DType out = static_cast<DType>(product.out);
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  while (!seconds.empty()) {
+    const int64_t number = FastestProposal(seconds);
+    if (number == of_number.begin()->first) break;
+    if (!ResultsOf(*of_number.at(number), product, operands, at, launch.stream, &fastest)) return {};
+    if (Agree(first.d, fastest.d, out) && Agree(first.vector, fastest.vector, out)) break;
+    LOG(WARNING) << "proposal " << number << " for " << WorkOf(product, device)
+                 << " does not agree with the first one on this card, and is not used";
+    seconds.erase(number);
   }
-  std::vector<double> seconds = TimeInTurn(ways, launch.stream);
-  if (seconds.size() > 1) Count(LibraryUse::kTimedProduct);
   return seconds;
 }
 
-int64_t FastestProposal(const std::vector<double>& seconds) {
-  const auto least = std::min_element(seconds.begin(), seconds.end());
-  return *least < kWorthwhile * seconds[0] ? least - seconds.begin() : 0;
+int64_t FastestProposal(const std::map<int64_t, double>& seconds) {
+  const auto least = std::min_element(seconds.begin(), seconds.end(),
+                                      [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto usual = seconds.find(0);
+  return usual != seconds.end() && least->second >= kWorthwhile * usual->second ? 0 : least->first;
 }
 
 std::string FileOfChoices() {

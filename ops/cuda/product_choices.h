@@ -1,6 +1,7 @@
-// Which of several ways each piece of work is done in: of the library's proposals for a product, and of our
-// own kernels for a grouped one. The library orders its algorithms by a model of the card that errs by some
-// percent, so its first few proposals are timed once for each product of a plan, when the plan is loaded
+// Which of several ways each piece of work is done in: of the library's proposals for a product, with what
+// follows it or followed by our sums (gemm.h, MakeProduct), and of our own kernels for a grouped one. The
+// library orders its algorithms by a model of the card that errs by some percent, and knows none of what we
+// do behind it, so its first few proposals are timed once for each product of a plan, when the plan is loaded
 // (actor/library_choices.h: one process times, all take its choice), and the choice is kept on disk. All
 // proposals are deterministic, but differ in the order of their sums: a product keeps its choice as long as
 // the process lives.
@@ -24,9 +25,9 @@ std::string WorkOf(const GemmDescriptor& product, int device);
 // Work that can be done in several ways, numbered from 0, its usual one.
 struct ChoosableWork {
   std::function<std::string(int device)> name;
-  // Seconds of each way, on operands in `scratch`, by launches on the context's stream, which is waited for.
-  // Empty if the operands do not fit or it cannot be done; shorter if later ways may not be taken.
-  std::function<std::vector<double>(const LaunchContext& launch, void* scratch, int64_t bytes)> time;
+  // Seconds by way, of those that may be taken, on operands in `scratch`, by launches on the context's
+  // stream, which is waited for. Empty if the operands do not fit or it cannot be done.
+  std::function<std::map<int64_t, double>(const LaunchContext& launch, void* scratch, int64_t bytes)> time;
 };
 
 // Of the process. Thread-safe.
@@ -57,17 +58,22 @@ ProductChoices& Choices();
 // The number that descriptor.choice stands for.
 int64_t ProposalFor(const GemmDescriptor& product, int device);
 
-// Seconds of the library's first proposals, as ChoosableWork::time.
-std::vector<double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch, void* scratch,
-                                  int64_t bytes);
+// Seconds of the library's first proposals, as ChoosableWork::time. The results of the fastest are compared
+// with the first one's: what does not agree is left out, and a warning says so.
+std::map<int64_t, double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch,
+                                        void* scratch, int64_t bytes);
 // For that: "NVIDIA H100 80GB HBM3, 132 multiprocessors"; numbers in `to`, as operands of `type` that are
 // none of zeros or infinities; and the seconds of several launches, in turn, of each its best round. `ways`
-// fail (false) or enqueue.
+// fail (false), which takes infinitely long, or enqueue. Those that were far slower than another when they
+// first ran are not run again.
 const std::string& CardOf(int device);
 cudaError_t FillWithNumbers(void* to, int64_t bytes, DType type, cudaStream_t stream);
 std::vector<double> TimeInTurn(const std::vector<std::function<bool()>>& ways, cudaStream_t stream);
-// The fastest; the first unless that takes 2 % longer. REQUIRES: there are some.
-int64_t FastestProposal(const std::vector<double>& seconds);
+// Whether two results, in host memory, are roundings of nearly the same sums, by some two million elements of
+// all columns and rows: an odd number apart.
+bool Agree(const std::vector<char>& first, const std::vector<char>& second, DType dtype);
+// The fastest way; 0 unless that takes 2 % longer. REQUIRES: there are some.
+int64_t FastestProposal(const std::map<int64_t, double>& seconds);
 
 // The file of choices: one to a line, with a checksum, so that lines that are damaged, or of another format,
 // are passed over. An empty path: none.

@@ -1,14 +1,19 @@
 // Reductions over any axes: neighbouring axes that are kept, or reduced, merge. Floating operands are read
 // once, 16 bytes at a time where they are aligned, and folded in fp32: along rows by a warp or a block, down
-// columns by tiles of 32 packs. Few results of many elements are folded in parts, whose number follows from
-// the shape alone, and the parts (in the work space) in a second launch: no atomics, the same bits on every
-// device. Integers, which models seldom reduce, take one thread per result.
+// columns by tiles of 32 packs, four of whose rows each thread loads at a time. Few results of many elements
+// are folded in parts, whose number follows from the shape alone, and the parts (in the work space) in a
+// second launch: no atomics, the same bits on every device. Integers, which models seldom reduce, take one
+// thread per result.
+//
+// Floor, bytes: x once. Joining 256 parts of 768 columns by a thread for each column was a chain of 256
+// loads; now eight warps share the parts, and each has eight loads on their way.
 #include <algorithm>
 #include <array>
 
 #include "ops/cuda/kernel.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/reduce.h"
 #include "ops/cuda/typed.h"
 #include "ops/cuda/walk.h"
 
@@ -135,6 +140,7 @@ OFL_KERNEL void FoldByBlock(Params p) {
 }
 
 constexpr int kColumnThreads = 256;
+constexpr int kRowsAtOnce = 4;  // loads of a thread on their way
 
 struct ColumnParams {
   Params p;         // kept: the axes before the columns; its results count those
@@ -142,6 +148,27 @@ struct ColumnParams {
   int64_t tiles;    // of lanes * width columns
   int lanes;        // threads side by side, a power of two up to 32; the others take further rows
 };
+
+// Rows first, first + rows ... before `end`, of kWidth columns, in this order.
+template <typename T, typename F, int kWidth, typename Offset>
+OFL_DEVICE void FoldRowsAt(const T* x, int64_t first, int64_t end, int rows, float (&total)[kWidth],
+                           Offset offset) {
+  using Columns = Pack<T, kWidth>;
+  const auto load = [&](int64_t r) { return *reinterpret_cast<const Columns*>(x + offset(r)); };
+  const auto take = [&](const Columns& pack) {
+    OFL_UNROLL
+    for (int e = 0; e < kWidth; ++e) total[e] = F::Take(total[e], Load(pack.at[e]));
+  };
+  int64_t r = first;
+  for (; r + (kRowsAtOnce - 1) * rows < end; r += kRowsAtOnce * rows) {
+    Columns packs[kRowsAtOnce];
+    OFL_UNROLL
+    for (int i = 0; i < kRowsAtOnce; ++i) packs[i] = load(r + i * rows);
+    OFL_UNROLL
+    for (int i = 0; i < kRowsAtOnce; ++i) take(packs[i]);
+  }
+  for (; r < end; r += rows) take(load(r));
+}
 
 // A tile of columns for each kept index and part; kWidth columns to a thread.
 template <typename T, typename F, int kWidth>
@@ -158,12 +185,14 @@ OFL_DEVICE void FoldTile(const ColumnParams& c, int64_t item, float* room) {
   if (column < c.columns) {
     const T* x =
         static_cast<const T*>(p.x) + OffsetAt(PlaceOf(p.kept, outer), p.kept, p.kept_strides) + column;
-    for (int64_t r = part * p.part + row; r < end; r += rows) {
-      int64_t at = p.reduced.rank == 1 ? r * p.reduced_strides.at[0]
-                                       : OffsetAt(PlaceOf(p.reduced, r), p.reduced, p.reduced_strides);
-      Pack<T, kWidth> pack = *reinterpret_cast<const Pack<T, kWidth>*>(x + at);
-      OFL_UNROLL
-      for (int e = 0; e < kWidth; ++e) total[e] = F::Take(total[e], Load(pack.at[e]));
+    const int64_t first = part * p.part + row;
+    if (p.reduced.rank == 1) {
+      FoldRowsAt<T, F, kWidth>(x, first, end, rows, total,
+                               [stride = p.reduced_strides.at[0]](int64_t r) { return r * stride; });
+    } else {
+      FoldRowsAt<T, F, kWidth>(x, first, end, rows, total, [&p](int64_t r) {
+        return OffsetAt(PlaceOf(p.reduced, r), p.reduced, p.reduced_strides);
+      });
     }
   }
   OFL_UNROLL
@@ -207,26 +236,44 @@ OFL_KERNEL void FoldColumns(ColumnParams c) {
   }
 }
 
-// Parts of `results` totals: part k of total i at partial[i * parts + k] (a warp each), or at
-// partial[k * results + i] (a thread each).
+// Parts of `results` totals, part k of total i at partial[i * parts + k]: a warp for each total.
 template <typename F>
-OFL_KERNEL void JoinParts(const float* partial, int64_t results, int64_t parts, bool together,
-                          Finish finish) {
+OFL_KERNEL void JoinRowParts(const float* partial, int64_t results, int64_t parts, Finish finish) {
   int64_t self = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, all = int64_t{gridDim.x} * blockDim.x;
-  if (!together) {
-    for (int64_t i = self; i < results; i += all) {
-      float total = F::Identity();
-      for (int64_t k = 0; k < parts; ++k) total = F::Join(total, partial[k * results + i]);
-      Put(finish, i, total);
-    }
-    return;
-  }
   int lane = static_cast<int>(threadIdx.x % 32);
   for (int64_t i = self / 32; i < results; i += all / 32) {
     float total = F::Identity();
     for (int64_t k = lane; k < parts; k += 32) total = F::Join(total, partial[i * parts + k]);
     total = FoldWarp<F>(total);
     if (lane == 0) Put(finish, i, total);
+  }
+}
+
+// The same at partial[k * results + i]: a block for 32 neighbours, whose warps share the parts.
+constexpr int kJoinWarps = 8;
+template <typename F>
+OFL_KERNEL void JoinColumnParts(const float* partial, int64_t results, int64_t parts, Finish finish) {
+  constexpr int kAtOnce = 8;  // loads of a thread on their way
+  OFL_SHARED float room[kJoinWarps][32];
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  for (int64_t first = int64_t{blockIdx.x} * 32; first < results; first += int64_t{gridDim.x} * 32) {
+    const int64_t i = first + lane;
+    float total = F::Identity();
+    for (int64_t k = warp; k < parts && i < results; k += kJoinWarps * kAtOnce) {
+      float own[kAtOnce];
+      OFL_UNROLL
+      for (int j = 0; j < kAtOnce; ++j)
+        own[j] = k + j * kJoinWarps < parts ? partial[(k + j * kJoinWarps) * results + i] : F::Identity();
+      OFL_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) total = F::Join(total, own[j]);
+    }
+    room[warp][lane] = total;
+    __syncthreads();
+    if (warp == 0 && i < results) {
+      for (int w = 1; w < kJoinWarps; ++w) total = F::Join(total, room[w][lane]);
+      Put(finish, i, total);
+    }
+    __syncthreads();
   }
 }
 
@@ -311,13 +358,6 @@ void CutTerms(Params* p, int64_t items, int64_t least, int64_t unit, const Launc
   if (p->parts > 1) p->partial = static_cast<float*>(launch.workspace);
 }
 
-template <typename F>
-void LaunchJoin(const Params& p, int64_t results, bool together, const LaunchContext& launch) {
-  if (p.partial == nullptr) return;
-  Grid grid{BlocksFor(results * (together ? 32 : 1), 128, launch.multiprocessors), 1, 128, 0};
-  Launch(JoinParts<F>, grid, launch.stream, p.partial, results, p.parts, together, p.finish);
-}
-
 template <typename T, typename F>
 void LaunchRows(Params p, const LaunchContext& launch) {
   p.run = p.reduced.rank == 1 && (p.reduced_strides.at[0] == 1 || p.terms == 1);
@@ -329,7 +369,9 @@ void LaunchRows(Params p, const LaunchContext& launch) {
   CutTerms(&p, p.results, 8192, 64, launch);
   Grid grid{BlocksFor(p.results * p.parts, 1, launch.multiprocessors), 1, 256, 0};
   Launch(FoldByBlock<T, F>, grid, launch.stream, p);
-  LaunchJoin<F>(p, p.results, true, launch);
+  if (p.partial == nullptr) return;
+  Grid join{BlocksFor(p.results * 32, 128, launch.multiprocessors), 1, 128, 0};
+  Launch(JoinRowParts<F>, join, launch.stream, p.partial, p.results, p.parts, p.finish);
 }
 
 template <typename T, typename F>
@@ -354,7 +396,10 @@ void LaunchColumns(Params p, const LaunchContext& launch) {
   c.p = p;
   Grid grid{BlocksFor(p.results * p.parts * c.tiles, 1, launch.multiprocessors), 1, kColumnThreads, 0};
   Launch(FoldColumns<T, F>, grid, launch.stream, c);
-  LaunchJoin<F>(p, p.results * c.columns, false, launch);
+  if (p.partial == nullptr) return;
+  const int64_t results = p.results * c.columns;
+  Grid join{BlocksFor(results, 32, launch.multiprocessors), 1, kJoinWarps * 32, 0};
+  Launch(JoinColumnParts<F>, join, launch.stream, p.partial, results, p.parts, p.finish);
 }
 
 template <typename T>
@@ -370,6 +415,16 @@ void LaunchFold(const Params& p, Fold fold, bool columns, const LaunchContext& l
       return go(MaxOf());
     case Fold::kMin:
       return go(MinOf());
+  }
+}
+
+void LaunchFloatFold(const Params& p, Fold fold, bool columns, const LaunchContext& launch) {
+  if (p.x_type == DType::kBFloat16) {
+    LaunchFold<BFloat16>(p, fold, columns, launch);
+  } else if (p.x_type == DType::kFloat16) {
+    LaunchFold<Float16>(p, fold, columns, launch);
+  } else {
+    LaunchFold<float>(p, fold, columns, launch);
   }
 }
 
@@ -409,12 +464,8 @@ Status ReduceAxes(const KernelContext& context, const LaunchContext& launch, con
   if (!floating || p.terms == 0) {
     Grid grid{BlocksFor(p.results, 128, launch.multiprocessors), 1, 128, 0};
     Launch(FoldSlowly, grid, launch.stream, p, fold, IntegerIdentity(x.dtype, fold));
-  } else if (x.dtype == DType::kBFloat16) {
-    LaunchFold<BFloat16>(p, fold, groups.columns, launch);
-  } else if (x.dtype == DType::kFloat16) {
-    LaunchFold<Float16>(p, fold, groups.columns, launch);
   } else {
-    LaunchFold<float>(p, fold, groups.columns, launch);
+    LaunchFloatFold(p, fold, groups.columns, launch);
   }
   return Status();
 }
@@ -555,6 +606,21 @@ Status Argmax(const KernelContext& context, const LaunchContext& launch) {
 }
 
 }  // namespace
+
+void LaunchMatrixSums(const SummedMatrix& x, void* y, DType y_type, const LaunchContext& launch) {
+  Params p{};
+  p.kept = {1, {x.results}};
+  p.reduced = {1, {x.terms}};
+  p.kept_strides.at[0] = x.to_next_result;
+  p.reduced_strides.at[0] = x.to_next_term;
+  p.results = x.results;
+  p.terms = p.part = x.terms;
+  p.parts = 1;
+  p.x = x.data;
+  p.x_type = x.dtype;
+  p.finish = {y, y_type, 1};
+  LaunchFloatFold(p, Fold::kSum, x.to_next_result == 1, launch);
+}
 
 void AddReduceKernels(KernelRegistry* registry) {
   auto add = [registry](const char* name, LaunchFn fn) { registry->Add(name, "cuda", MakeLaunchKernel(fn)); };

@@ -25,7 +25,8 @@ class KnowingBackend : public Backend {
     for (const auto& [work, proposal] : open) choices.push_back({work, proposal});
     return choices;
   }
-  int64_t TimeProposals(const std::string& work, DeviceStream*, void*, int64_t bytes) override {
+  int64_t TimeProposals(const std::string& work, DeviceStream*, void*, int64_t bytes,
+                        std::map<int64_t, double>*) override {
     EXPECT_EQ(bytes, 200) << "of its places the one with most memory";
     EXPECT_TRUE(asked.insert(work).second) << work;
     return timed.at(work);

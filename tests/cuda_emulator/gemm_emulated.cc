@@ -110,10 +110,19 @@ std::atomic<bool> epilogues_refused{false};
 std::atomic<cuda_emulator::Refused> products_refused{cuda_emulator::Refused::kNone};
 std::array<std::atomic<int64_t>, kProposals> proposal_nanoseconds = {};
 std::atomic<int> proposals_timed{1};
+std::atomic<int64_t> bias_grad_nanoseconds{0};
+std::atomic<bool> proposals_spoiled{false};
 
 // On the thread of the stream.
-void Spend(int64_t proposal) {
-  cuda_emulator::ThisThread().running->stated += std::chrono::nanoseconds(proposal_nanoseconds[proposal]);
+void Spend(int64_t proposal, Epilogue epilogue) {
+  const int64_t more = epilogue == Epilogue::kBiasGradA ? bias_grad_nanoseconds.load() : 0;
+  cuda_emulator::ThisThread().running->stated +=
+      std::chrono::nanoseconds(proposal_nanoseconds[proposal] + more);
+}
+
+void Spoil(const GemmDescriptor& g, const GemmOperands& p) {
+  const DType out = static_cast<DType>(g.out);
+  Write(p.d, out, g.m - 1, Read(p.d, out, g.m - 1) * 2 + 1);
 }
 
 class EmulatedGemm : public Gemm {
@@ -151,7 +160,8 @@ class EmulatedGemm : public Gemm {
     cuda_emulator::LoadCode(this);  // each algorithm has its own
     cuda_emulator::Enqueue(launch.stream, [g, operands, proposal = proposal_] {
       Multiply(g, operands);
-      Spend(proposal);
+      if (proposals_spoiled && proposal > 0) Spoil(g, operands);
+      Spend(proposal, g.epilogue);
     });
     return Status();
   }
@@ -174,6 +184,10 @@ std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
 namespace cuda_emulator {
 void RefuseEpilogues(bool refuse) { oneflow_like::cuda::epilogues_refused = refuse; }
 void RefuseProducts(Refused which) { oneflow_like::cuda::products_refused = which; }
+void SetBiasGradTime(double seconds) {
+  oneflow_like::cuda::bias_grad_nanoseconds = std::llround(1e9 * seconds);
+}
+void SpoilProposals(bool spoil) { oneflow_like::cuda::proposals_spoiled = spoil; }
 void SetProposalTimes(const std::vector<double>& seconds) {
   using namespace oneflow_like::cuda;
   proposals_timed = std::clamp(static_cast<int>(seconds.size()), 1, kProposals);

@@ -132,6 +132,8 @@ void Reset(const Options& options) {
     *count = 0;
   SetProposalTimes({});
   SpoilWarpgroups(false);
+  SetBiasGradTime(0);
+  SpoilProposals(false);
   ThisThread() = {};
 }
 

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "ops/cuda/combine.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/reduce.h"
 #include "tests/ops/cuda_bench.h"
 #include "tests/ops/kernel_cases.h"
 
@@ -235,6 +237,40 @@ TEST(CudaReduce, TheOrderFollowsFromTheShapeAlone) {
       }
     }
   }
+}
+
+// Of a matrix within a larger one, both ways, in parts and not.
+TEST(CudaReduce, SumsOfMatrices) {
+  struct {
+    int64_t results, terms, apart;  // what lies beside each other, and elements from one row to the next
+    bool columns;
+  } cases[] = {{768, 3000, 768, true}, {768, 129, 776, true}, {24, 20000, 24, true},    {7, 300, 13, true},
+               {1, 50, 8, true},       {70, 300, 304, false}, {3, 20000, 20000, false}, {5, 1, 1, false}};
+  for (const auto& c : cases)
+    for (DType in : {DType::kBFloat16, DType::kFloat16, DType::kFloat32})
+      for (DType out : {in, DType::kFloat32}) {
+        const std::string what = Cat(c.results, " sums of ", c.terms, " ", Name(in), ", ", c.apart,
+                                     c.columns ? " apart, columns" : " apart, rows", ", seed 23");
+        std::mt19937_64 random(23);
+        Operand x(in, {c.columns ? c.terms : c.results, c.apart}), y(out, {c.results});
+        x.Draw(&random, -1, 1, 2);
+        CudaBench bench({.devices = 1});
+        const size_t bytes = static_cast<size_t>(x.arg.elements()) * SizeOf(in);
+        void *from = bench.Allocate(bytes), *to = bench.Allocate(c.results * SizeOf(out));
+        bench.CopyIn(from, x.memory.data(), bytes);
+        SummedMatrix matrix{from, in, c.results, c.terms, 1, c.apart};
+        if (!c.columns) std::swap(matrix.to_next_result, matrix.to_next_term);
+        LaunchMatrixSums(matrix, to, out, bench.launch);
+        bench.CopyOut(y.memory.data(), to, c.results * SizeOf(out));
+        cuda_emulator::CheckGuards();
+        for (int64_t i = 0; i < c.results; ++i) {
+          double sum = 0;
+          for (int64_t j = 0; j < c.terms; ++j)
+            sum += x.At(i * matrix.to_next_result + j * matrix.to_next_term);
+          const double rounding = out == DType::kFloat32 ? 1e-6 : out == DType::kFloat16 ? 1e-3 : 8e-3;
+          ASSERT_NEAR(y.At(i), sum, 1e-3 + rounding * std::abs(sum)) << what << ", sum " << i;
+        }
+      }
 }
 
 TEST(CudaReduce, ArgmaxWithNaNsAndTies) {

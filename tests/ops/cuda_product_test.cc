@@ -413,7 +413,7 @@ TEST(CudaProduct, ProposalsAreTimedWithinTheirScratch) {
       product.in = static_cast<int32_t>(in);
       product.out = static_cast<int32_t>(out);
       SCOPED_TRACE(WorkOf(product, 0));
-      std::vector<double> seconds;
+      std::map<int64_t, double> seconds;
       for (size_t bytes = 256; seconds.empty() && bytes < 10000; bytes += 256) {
         void* scratch = nullptr;
         ASSERT_EQ(cudaMalloc(&scratch, bytes), cudaSuccess);
@@ -421,10 +421,64 @@ TEST(CudaProduct, ProposalsAreTimedWithinTheirScratch) {
         cuda_emulator::CheckGuards();
         ASSERT_EQ(cudaFree(scratch), cudaSuccess);
       }
-      ASSERT_EQ(seconds.size(), 3u);
+      std::vector<int64_t> numbers, expected = {0, 1, 2};
+      for (const auto& [number, each] : seconds) numbers.push_back(number);
+      if (product.epilogue == Epilogue::kBiasGradA)
+        for (int64_t number : {0, 1, 2}) expected.push_back(kSumsApart + number);
+      EXPECT_EQ(numbers, expected);
       EXPECT_EQ(FastestProposal(seconds), 1);
     }
   Choices().Forget();
+}
+
+// A way whose results are others than the first one's is not taken, however fast; the next one neither.
+TEST(CudaProduct, WhatDoesNotAgreeIsNotTaken) {
+  Bench bench;
+  cuda_emulator::SetProposalTimes({300, 100, 200});
+  GemmDescriptor product =
+      DescribeGemm({.m = 9, .n = 16, .k = 12, .a_m = 12, .a_k = 1, .b_k = 16, .b_n = 1, .y_m = 16, .y_n = 1});
+  product.epilogue = Epilogue::kBiasGradA;
+  for (const bool adds : {false, true}) {
+    product.adds_c = adds;
+    void* scratch = bench.Device(8192);
+    cuda_emulator::SpoilProposals(false);
+    EXPECT_EQ(FastestProposal(TimeProposals(product, bench.launch, scratch, 8192)), 1);
+    cuda_emulator::SpoilProposals(true);
+    EXPECT_EQ(FastestProposal(TimeProposals(product, bench.launch, scratch, 8192)), 0);
+    cuda_emulator::SetBiasGradTime(1000);  // of the sums apart the first proposal is as it should be
+    EXPECT_EQ(FastestProposal(TimeProposals(product, bench.launch, scratch, 8192)), kSumsApart);
+    cuda_emulator::SetBiasGradTime(0);
+  }
+}
+
+TEST(CudaProduct, FarSlowerWaysRunTwice) {
+  Bench bench;
+  cuda_emulator::SetProposalTimes({3, 1, 2});
+  GemmDescriptor product =
+      DescribeGemm({.m = 9, .n = 16, .k = 12, .a_m = 12, .a_k = 1, .b_k = 16, .b_n = 1, .y_m = 16, .y_n = 1});
+  void* memory = bench.Device(8192);
+  const GemmOperands operands = {memory, memory, nullptr, memory, nullptr, nullptr, bench.launch.workspace};
+  std::vector<std::unique_ptr<Gemm>> proposals;
+  std::vector<int> runs(3);
+  const auto way = [&](int64_t proposal) {
+    product.choice = proposal;
+    proposals.push_back(MakeGemm(product));
+    return [&, proposal, made = proposals.back().get()] {
+      ++runs[proposal];
+      return made->Launch(operands, bench.launch).ok();
+    };
+  };
+  const auto refused = [] { return false; };
+  const std::vector<double> seconds = TimeInTurn({way(0), way(1), way(2), refused}, bench.launch.stream);
+  ASSERT_EQ(seconds.size(), 4u);
+  EXPECT_NEAR(seconds[0], 3, 0.1);
+  EXPECT_NEAR(seconds[1], 1, 0.1);
+  EXPECT_NEAR(seconds[2], 2, 0.1);
+  EXPECT_TRUE(std::isinf(seconds[3]));
+  EXPECT_GT(runs[0], 2) << "all others are compared with the first";
+  EXPECT_GT(runs[1], 2);
+  EXPECT_EQ(runs[2], 2);
+  EXPECT_TRUE(TimeInTurn({refused, refused}, bench.launch.stream).empty());
 }
 
 // Grouped products want a choice between two ways where their types and extents have two, which are timed,
@@ -467,7 +521,7 @@ TEST(CudaProduct, GroupedProductsAreTimedInBothWays) {
     EXPECT_EQ(choice.proposal, -1);
     const ChoosableWork* work = Choices().Find(choice.work, 0);
     ASSERT_NE(work, nullptr);
-    std::vector<double> seconds;
+    std::map<int64_t, double> seconds;
     for (size_t bytes = 4096; seconds.empty() && bytes < 200000; bytes += 4096) {
       void* scratch = nullptr;
       ASSERT_EQ(cudaMalloc(&scratch, bytes), cudaSuccess);
@@ -613,6 +667,13 @@ TEST(CudaProduct, ProductsWithWhatFollows) {
       cuda_emulator::RefuseEpilogues(true);
       CheckOp(what + ", refused by the library", c.op, attrs, in, out);
       cuda_emulator::RefuseEpilogues(false);
+      if (c.op == "linear_grad_weight") {
+        attrs.Set("gemm_choice", kSumsApart + 1);
+        CheckOp(what + ", sums apart", c.op, attrs, in, out);
+        if (c.one_launch) {
+          EXPECT_EQ(OperationsOf(c.op, attrs, in, out), 2) << what << ", sums apart";
+        }
+      }
       attrs.Set("steps", int64_t{1});
       CheckOp(what + ", by steps", c.op, attrs, in, out);
     }

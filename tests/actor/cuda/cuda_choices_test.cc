@@ -35,6 +35,7 @@ SmallGpt Small(const std::string& mesh) {
 struct Loaded {
   int64_t timed = 0;          // products
   int64_t others = 0;         // that take another proposal than the first
+  int64_t kernels = 0;        // of ours, of all steps and of timing
   int64_t bytes = 0;          // of all devices
   std::vector<float> losses;  // of three steps
 };
@@ -60,10 +61,11 @@ class CudaChoices : public testing::Test {
 
   // As in a new process.
   Loaded Load(const std::vector<double>& seconds, const std::string& mesh = "cuda:dp=1",
-              const std::vector<int>& devices = {0}, bool tune = true) {
+              const std::vector<int>& devices = {0}, bool tune = true, double bias_grad = 0) {
     cuda::Choices().Forget();
     cuda_emulator::Reset();
     cuda_emulator::SetProposalTimes(seconds);
+    cuda_emulator::SetBiasGradTime(bias_grad);
     const std::unique_ptr<Backend> backend = cuda::MakeBackend();
     SetBackend("cuda", backend.get());
     const int64_t before = backend->Counts().timed_products;
@@ -81,6 +83,7 @@ class CudaChoices : public testing::Test {
       loaded.others = counts.other_proposals;
       loaded.bytes = cuda_emulator::GetCounts().bytes;
     }
+    loaded.kernels = cuda_emulator::GetCounts().kernels;
     SetBackend("cuda", nullptr);
     return loaded;
   }
@@ -108,6 +111,51 @@ TEST_F(CudaChoices, TheFastestIsTakenAndLaterRunsReadIt) {
   EXPECT_EQ(second.timed, 0);
   EXPECT_EQ(second.others, first.timed);
   EXPECT_EQ(second.losses, first.losses);
+}
+
+// Where the library's gradient of a bias takes longer, products of weights' gradients take sums of our own,
+// in this process, in later ones, and on all ranks.
+TEST_F(CudaChoices, SumsApartAreTakenWhereTheyAreFaster) {
+  const Loaded usual = Load({3, 1, 2});
+  fs::remove(File());
+  const Loaded first = Load({3, 1, 2}, "cuda:dp=1", {0}, true, 4);
+  EXPECT_EQ(first.timed, usual.timed);
+  int64_t apart = 0;
+  for (const auto& [work, proposal] : cuda::ReadChoices(File())) {
+    const bool gradient = work.find(" bias_grad or sums ") != std::string::npos;
+    EXPECT_EQ(proposal, gradient ? kSumsApart + 1 : 1) << work;
+    apart += gradient;
+  }
+  EXPECT_GT(apart, 1);
+  ASSERT_EQ(first.losses.size(), usual.losses.size());
+  for (size_t i = 0; i < first.losses.size(); ++i) EXPECT_NEAR(first.losses[i], usual.losses[i], 1e-5);
+  const Loaded second = Load({3, 1, 2}, "cuda:dp=1", {0}, true, 0);  // who timed would choose another
+  EXPECT_EQ(second.timed, 0);
+  EXPECT_EQ(second.losses, first.losses);
+  const Loaded off = Load({3, 1, 2}, "cuda:dp=1", {0}, false, 4);
+  EXPECT_GT(second.kernels, off.kernels) << "a sum is a kernel of its own";
+  fs::remove(File());
+  const Loaded ranks = Load({3, 1, 2}, "cuda:dp=2", {0, 1}, true, 4);
+  int64_t of_ranks = 0;
+  for (const auto& [work, proposal] : cuda::ReadChoices(File())) of_ranks += proposal == kSumsApart + 1;
+  EXPECT_GT(of_ranks, 1);
+  EXPECT_EQ(ranks.timed, ranks.others) << "one times for both";
+}
+
+// What an earlier version kept, which knew no sums apart, is timed again.
+TEST_F(CudaChoices, ChoicesWithoutSumsApartAreMadeAgain) {
+  const Loaded first = Load({3, 1, 2});
+  std::vector<LibraryChoice> old;
+  for (const auto& [work, proposal] : cuda::ReadChoices(File())) {
+    old.push_back({work, proposal});
+    const size_t at = work.find(" or sums");
+    if (at != std::string::npos) old.back().work.erase(at, 8);
+  }
+  fs::remove(File());
+  ASSERT_TRUE(cuda::AddChoices(File(), old));
+  const Loaded again = Load({3, 1, 2}, "cuda:dp=1", {0}, true, 4);
+  EXPECT_GT(again.timed, 1);
+  EXPECT_LT(again.timed, first.timed);
 }
 
 TEST_F(CudaChoices, ALittleFasterIsNotFaster) {
