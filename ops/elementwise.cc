@@ -282,7 +282,8 @@ void AddCarriers(Catalog* catalog) {
   catalog->Add(std::move(negative));
   AddScaleAndShift(catalog);
 
-  OpDef sum{.name = sum.scalar = "add_n", .doc = "The sum of any number of tensors of one shape."};
+  OpDef sum{.name = "add_n", .doc = "The sum of any number of tensors of one shape."};
+  sum.scalar = "add_n";
   sum.axes = "*x[..] -> y[..]";
   sum.linear = {{"x"}};
   sum.check = [](const OpCall& call) {
@@ -303,7 +304,8 @@ void AddCarriers(Catalog* catalog) {
 }
 
 void AddWhereAndCast(Catalog* catalog) {
-  OpDef choose{.name = choose.scalar = "where", .doc = "condition ? a : b."};
+  OpDef choose{.name = "where", .doc = "condition ? a : b."};
+  choose.scalar = "where";
   choose.axes = "condition[..], a[..], b[..] -> y[..]";
   choose.linear = {{"a", "b"}};
   choose.check = [](const OpCall& call) {

@@ -78,7 +78,8 @@ inline std::vector<Sample> BinarySamples(double low, double high) {
 // A function of one number, of floating type. Samples are drawn from [low, high).
 inline OpDef UnaryOp(const std::string& name, const std::string& doc, KernelFn reference, UnaryGrad grad,
                      double low = -2, double high = 2) {
-  OpDef def{.name = def.scalar = name, .doc = doc};
+  OpDef def{.name = name, .doc = doc};
+  def.scalar = name;
   def.axes = "x[..] -> y[..]";
   def.check = [](const OpCall& call) { RequireFloating(call); };
   if (grad != nullptr) {
@@ -92,7 +93,8 @@ inline OpDef UnaryOp(const std::string& name, const std::string& doc, KernelFn r
 
 inline OpDef BinaryOp(const std::string& name, const std::string& doc, KernelFn reference, BinaryGrad grad,
                       std::vector<std::set<std::string>> linear = {}, double low = -2, double high = 2) {
-  OpDef def{.name = def.scalar = name, .doc = doc};
+  OpDef def{.name = name, .doc = doc};
+  def.scalar = name;
   def.axes = "a[..], b[..] -> y[..]";
   def.linear = std::move(linear);
   def.check = RequireArithmetic;
