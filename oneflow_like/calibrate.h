@@ -14,7 +14,8 @@ namespace oneflow_like {
 class Job;  // actor/net/talk/job.h
 namespace plan {
 class Kernel;  // core/plan.proto
-}
+class Plan;
+}  // namespace plan
 
 inline constexpr int kMostModels = 9;
 
@@ -41,6 +42,8 @@ struct CalibrateOptions {
   // Replaces the clock for kernels of GPUs: returns the seconds of one run of a kernel, which is not run
   // then; all else is measured as if `small`. Empty: each is run and measured.
   std::function<double(const plan::Kernel&)> time;
+  // The same for a whole training step of a plan, of which `time` alone has none measured.
+  std::function<double(const plan::Plan&)> time_step;
   // Called now and then with the name of the current measurement. May be empty.
   std::function<void(const std::string& what)> progress;
 };
@@ -50,9 +53,9 @@ struct CalibrateOptions {
 // and measures each kernel. So kernels find caches and neighbours as in a training. Operators that do not
 // occur in such models keep their estimate by peak and bandwidth. Throws Error for options out of range.
 // Nothing else should run on the machine meanwhile; programs that run for less than half of the time change
-// little. On a GPU, times the kernels of a few compiled models one by one, and copies to the host and back,
-// in about a minute; where there are several cards, collectives among them, too. Throws Error where there is
-// no GPU.
+// little. On a GPU, times the kernels of a few compiled models one by one, some of these models' whole steps,
+// and copies to the host and back, in about a minute; where there are several cards, collectives among them,
+// too. Throws Error where there is no GPU.
 Machine Calibrate(const CalibrateOptions& options = {});
 
 // Returns the kind of the devices of a mesh of this text. Throws Error if they cannot be measured: there are

@@ -51,9 +51,12 @@ double BetweenPoints(const Points& points, size_t next, double bytes) {
 }  // namespace
 
 double MeasuredKernel::SecondsOf(const Work& work) const {
-  double seconds = 0;
-  for (const NamedAmount& amount : kAmounts) seconds += each.*amount.value * work.*amount.value;
-  return seconds;
+  const double calls = each.calls * work.calls, flops = each.flops * work.flops;
+  double all = 0;
+  for (const NamedAmount& amount : kAmounts) all += each.*amount.value * work.*amount.value;
+  if (!overlap) return all;
+  const double memory = std::max(0.0, all - calls - flops);
+  return calls + std::sqrt(flops * flops + memory * memory);
 }
 
 double MeasuredCollective::SecondsOf(double bytes) const {

@@ -35,8 +35,11 @@ struct MeasuredKernel {
   int threads = 1;                // that the kernel may use; 0: it is a device's
   bool crowded = false;           // while all other cores have work, too
   Work each;                      // seconds of each unit of its amounts
+  // Arithmetic and memory work at the same time: their seconds count as the root of the sum of their squares,
+  // which is the longer one where they differ much.
+  bool overlap = false;
 
-  // Of a kernel with so much work: what its amounts take, added up.
+  // Of a kernel with so much work: what its amounts take, added up unless they overlap.
   double SecondsOf(const Work& work) const;
   bool operator==(const MeasuredKernel&) const = default;
 };

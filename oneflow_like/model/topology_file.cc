@@ -182,7 +182,7 @@ class TopologyFile {
     machine_.collectives.push_back(std::move(measured));
   }
 
-  // kernel NAME TYPE [threads N [crowded]] call S flop S byte S [left S right S ...]
+  // kernel NAME TYPE [threads N [crowded]] [overlap] call S flop S byte S [left S right S ...]
   void ReadKernel() {
     MeasuredKernel kernel;
     std::string type, word;
@@ -198,13 +198,15 @@ class TopologyFile {
     while (words_ >> word) {
       if (word == "crowded") {
         kernel.crowded = true;
+      } else if (word == "overlap") {
+        kernel.overlap = true;
       } else if (word == "threads") {
         kernel.threads = static_cast<int>(Number("threads of " + who, 1, 4096, true));
       } else {
         const auto amount = std::find_if(std::begin(kAmounts), std::end(kAmounts),
                                          [&](const NamedAmount& known) { return word == known.name; });
         if (amount == std::end(kAmounts))
-          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", AmountNames());
+          Refuse("'", word, "' is not known of a kernel; there are threads, crowded, overlap", AmountNames());
         if (!given.insert(word).second) Refuse(who, " is given ", word, " a second time");
         kernel.each.*amount->value = Number(Cat(word, " of ", who), 0, 1e6);
       }
@@ -302,6 +304,7 @@ std::string TopologyText(const Machine& machine) {
     text << "kernel " << k.name << " " << Name(k.dtype);
     if (k.threads > 0) text << " threads " << k.threads;
     if (k.crowded) text << " crowded";
+    if (k.overlap) text << " overlap";
     for (const NamedAmount& amount : kAmounts)
       if (k.each.*amount.value != 0 || amount.of_all)
         text << " " << amount.name << " " << number(k.each.*amount.value);

@@ -227,12 +227,17 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
                       1e3 * profile.data / profile.steps);
   }
   text += DevicesText(profile);
-  text += "  the hottest kernels\n";
+  const bool on_devices = profile.devices.ranks > 0;
+  text += on_devices ? "  all this is the host's time: kernels of GPUs are started, not timed; "
+                       "nsys profile --cuda-graph-trace=node times them\n"
+                       "  what the host spent most on, beside recordings\n"
+                     : "  the hottest kernels\n";
   for (size_t i = 0; i < std::min(kHottest, profile.hottest.size()); ++i) {
     const KernelProfile& kernel = profile.hottest[i];
-    text += Formatted("  %-*s %10.3f ms %7.1f %%  %s\n", static_cast<int>(kLabelWidth),
+    const std::string rate = on_devices ? "" : "  " + RateText(kernel);
+    text += Formatted("  %-*s %10.3f ms %7.1f %%%s\n", static_cast<int>(kLabelWidth),
                       Shortened(kernel.label).c_str(), kernel.seconds * to_ms, 100 * kernel.seconds / total,
-                      RateText(kernel).c_str());
+                      rate.c_str());
   }
   return text;
 }

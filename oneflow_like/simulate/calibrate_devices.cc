@@ -3,12 +3,17 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <chrono>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <sstream>
 #include <utility>
 
+#include "actor/library_choices.h"
+#include "compiler/cost/kernel_cost.h"
 #include "core/device/backend.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/model_impl.h"
@@ -20,8 +25,8 @@ namespace oneflow_like {
 namespace {
 
 // Models of sizes that people train, two layers of each: widths from 384 to 2048, sequences from 256 to 4096
-// tokens, heads of 64 and 128 channels, grouped heads, vocabularies from bytes to words, experts. The first
-// ones say most.
+// tokens, heads of 64 and 128 channels, grouped heads, vocabularies from bytes to words, experts; and a
+// network of convolutions. The first ones say most.
 constexpr ProbeShape kDeviceShapes[] = {
     {.batch = 32, .vocabulary = 256, .dropout = 0},
     {.batch = 16, .llama = true, .vocabulary = 32000, .kv_heads = 4, .inner = 3328},
@@ -30,7 +35,8 @@ constexpr ProbeShape kDeviceShapes[] = {
     {.width = 2048, .heads = 16, .vocabulary = 50304},
     {.batch = 16, .vocabulary = 256},
     {2, 4096, 2048, 32, true, 1, /*vocabulary=*/32000, /*kv_heads=*/8, /*dropout=*/0, /*inner=*/8192},
-    {.batch = 32, .context = 256, .width = 384, .heads = 6, .micro_batches = 2, .vocabulary = 256}};
+    {.batch = 32, .context = 256, .width = 384, .heads = 6, .micro_batches = 2, .vocabulary = 256},
+    {.batch = 64, .width = 64, .clip_norm = 0, .side = 224}};
 // Such that an emulator computes a kernel in milliseconds.
 constexpr ProbeShape Small(ProbeShape shape) {
   shape.batch = 2, shape.context = 16, shape.width = 32, shape.vocabulary = 64;
@@ -38,16 +44,26 @@ constexpr ProbeShape Small(ProbeShape shape) {
 }
 // The same kinds of kernels.
 constexpr ProbeShape kSmallShapes[] = {
-    Small({.heads = 2}), Small({.heads = 4, .llama = true, .kv_heads = 2}),
+    Small({.heads = 2}),
+    Small({.heads = 4, .llama = true, .kv_heads = 2}),
     Small({.heads = 2, .dropout = 0, .inner = 64, .experts = 4}),
-    Small({.heads = 2, .llama = true, .inner = 64, .experts = 4, .room = 1.25})};
+    Small({.heads = 2, .llama = true, .inner = 64, .experts = 4, .room = 1.25}),
+    {.batch = 2, .width = 8, .clip_norm = 0, .side = 32}};
 
 // In a batch of some milliseconds, so that all is measured in less than a minute.
 const TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
 const TimingOptions kOnce = {.batch_seconds = 0, .batches = 1, .least_runs = 1, .most_sets = 1};
-// So many of the first models are also compiled with a quarter of the batch, so that what a call takes is
-// known beside what an element does.
+// So many of the first models, and that of convolutions, are also compiled with a quarter of the batch, so
+// that what a call takes is known beside what an element does.
 constexpr size_t kAlsoSmaller = 3;
+// Whole steps: of as many of the first models, of so many layers, and of the one of convolutions. They run
+// until the clock of a card that is busy has settled.
+constexpr int64_t kStepLayers = 8;
+constexpr double kStepsLast = 1;  // seconds
+constexpr int kWarmSteps = 3, kLeastSteps = 5, kMostSteps = 100;
+constexpr double kMostEstimated = 0.1;  // of a step, by peak and bandwidth: more would tell of these
+// How much longer, or shorter, arithmetic may take in a step: more would be another mistake.
+constexpr double kLeastArithmetic = 0.8, kMostArithmetic = 1.5;
 
 // Of collectives: bytes of the whole tensor.
 std::vector<int64_t> SizesOfCollectives(bool small) {
@@ -108,11 +124,7 @@ struct TimedKernel {
 std::vector<TimedKernel> NewKernels(const std::string& kind, const ProbeShape& shape, DType dtype,
                                     std::set<std::string>* known) {
   Model model(Mesh(kind, {{"dp", 1}}));
-  const Dims tokens = {shape.batch * shape.micro_batches, shape.context};
-  Tensor in = model.Input("tokens", tokens, DType::kInt32);
-  Tensor targets = model.Input("targets", tokens, DType::kInt32);
-  Session session(
-      Train(ProbeLoss(&model, in, targets, shape), AdamW{.lr = 1e-3}, ProbeTraining(shape, dtype, "dp", "")));
+  Session session = DeviceProbe(&model, shape, dtype);
   std::vector<TimedKernel> kernels;
   const RankPlan made = PlanOf(session.impl()->compiled, 0);
   for (const plan::Actor& actor : made.plan.actor()) {
@@ -164,6 +176,7 @@ class DeviceCalibration {
     machine.narrow_flops = Rounded(machine.narrow_flops);
     machine.kernels = FitKernels(samples);
     machine.efficiency = FitEfficiency(machine, estimated_);
+    AddSteps(FitSteps(MeasureSteps(machine)), samples, &machine);
     MeasureLinks(&machine);
     return machine;
   }
@@ -184,10 +197,15 @@ class DeviceCalibration {
     return name;
   }
 
+  std::span<const ProbeShape> Shapes() const {
+    const auto all = options_.small ? std::span<const ProbeShape>(kSmallShapes)
+                                    : std::span<const ProbeShape>(kDeviceShapes);
+    return all.first(std::min(all.size(), static_cast<size_t>(options_.models)));
+  }
+
   std::vector<KernelSample> MeasureKernels() {
-    const auto shapes = options_.small ? std::span<const ProbeShape>(kSmallShapes)
-                                       : std::span<const ProbeShape>(kDeviceShapes);
-    const size_t models = std::min(shapes.size(), static_cast<size_t>(options_.models));
+    const auto shapes = Shapes();
+    const size_t models = shapes.size();
     std::vector<KernelSample> samples;
     std::set<std::string> known;
     std::string failed;
@@ -196,16 +214,18 @@ class DeviceCalibration {
       for (const auto& [dtype, parts] : {std::pair{DType::kBFloat16, 1}, std::pair{DType::kBFloat16, 4},
                                          std::pair{DType::kFloat32, 4}, std::pair{DType::kFloat32, 8}}) {
         if (dtype == DType::kFloat32 && m > (parts == 8 ? 1 : 0)) continue;  // seldom trained, and slow
-        if (parts == 4 && m >= kAlsoSmaller) continue;
+        if (parts == 4 && m >= kAlsoSmaller && shapes[m].side == 0) continue;
         ProbeShape shape = shapes[m];
         shape.batch = std::max<int64_t>(1, shape.batch / parts);
         std::vector<TimedKernel> kernels = NewKernels(options_.kind, shape, dtype, &known);
         Tell(Cat("model ", m + 1, " of ", models, " in ", Name(dtype), ": ", kernels.size(), " kernels"));
+        DecideProducts(kernels);
         for (TimedKernel& one : kernels) {
           try {
             one.sample.seconds = Time(one.kernel);
             samples.push_back(one.sample);
             VLOG(1) << "timed " << TextOf(one.sample);
+            if (one.kernel.category() == "convolution") continue;  // estimates are those of products
             one.estimated.seconds = one.sample.seconds;
             estimated_.push_back(one.estimated);
           } catch (const Error& error) {
@@ -218,9 +238,114 @@ class DeviceCalibration {
     return samples;
   }
 
+  // A plan that is loaded has the library's ways of its products timed, and takes the fastest: kernels are
+  // timed as they will run.
+  void DecideProducts(const std::vector<TimedKernel>& kernels) {
+    if (options_.time) return;
+    std::vector<std::unique_ptr<Kernel>> made;  // notes what is to be decided
+    int64_t largest = 0;
+    for (const TimedKernel& one : kernels) {
+      if (one.estimated.work.kind != Work::Kind::kProduct) continue;
+      try {
+        made.push_back(card_->registry.Make(ToSpec(one.kernel), options_.kind));
+        largest = std::max(largest, static_cast<int64_t>(one.kernel.bytes()));
+      } catch (const Error&) {
+        continue;  // the failure is told where it is timed
+      }
+    }
+    constexpr int64_t kBetween = 1 << 20;  // operands are aligned, and the library's work lies beside them
+    const int64_t bytes = 2 * largest + kBetween;
+    std::unique_ptr<Memory> scratch;
+    try {
+      scratch = card_->device->Allocate(bytes, "operands of products that are timed");
+    } catch (const Error&) {
+      return;  // the largest of them does not fit, and the first way of each stands
+    }
+    DecideLibraryChoices(backend_, {{0, card_->device.get(), card_->stream.get(), scratch->data(), bytes}},
+                         {}, "calibration",
+                         /*tune=*/true);
+  }
+
   double Time(const plan::Kernel& kernel) {
     if (options_.time) return options_.time(kernel);
     return std::max(TimeKernel(card_.get(), ToSpec(kernel), kernel.scratch_bytes(), timing()).seconds, 1e-9);
+  }
+
+  // Of kernels that would take what `machine` says.
+  std::vector<StepSample> MeasureSteps(const Machine& machine) {
+    std::vector<StepSample> samples;
+    if (options_.time && !options_.time_step) return samples;
+    const auto shapes = Shapes();
+    for (size_t m = 0; m < shapes.size(); ++m) {
+      ProbeShape shape = shapes[m];
+      if (m >= kAlsoSmaller && shape.side == 0) continue;
+      if (!options_.small) shape.layers = kStepLayers;
+      ModelOptions options;
+      options.devices = {numbers_[0]};
+      Model model(Mesh(options_.kind, {{"dp", 1}}), options);
+      Session session = DeviceProbe(&model, shape, DType::kBFloat16);
+      const RankPlan made = PlanOf(session.impl()->compiled, 0);
+      StepSample sample;
+      double estimated = 0;
+      for (const plan::Actor& actor : made.plan.actor())
+        for (const plan::Kernel& kernel : actor.kernel()) {
+          if (!actor.feed().empty() || !actor.fetch().empty() || actor.has_collective()) continue;
+          const HostWork of = HostWorkOf(kernel, model.impl()->registry, 0);
+          const std::optional<ThreadSeconds> measured = MeasuredSeconds(machine, of, 0);
+          const double seconds = actor.acts() * (measured ? measured->alone : SecondsOf(machine, kernel));
+          (Arithmetic(of.work.kind) ? sample.arithmetic : sample.others) += seconds;
+          if (!measured) estimated += seconds;
+          sample.kernels += actor.acts();
+        }
+      if (estimated > kMostEstimated * (sample.arithmetic + sample.others)) continue;
+      Tell(Cat("steps of model ", m + 1));
+      try {
+        sample.seconds = options_.time_step ? options_.time_step(made.plan)
+                                            : StepSeconds(&session, ProbeFeeds(shape), quick());
+      } catch (const Error& error) {  // memory is short on small cards
+        LOG(WARNING) << "calibration: no step of model " << m + 1 << " was timed: " << error.what();
+        continue;
+      }
+      VLOG(1) << "a step of model " << m + 1 << " takes " << sample.seconds << " s, its " << sample.kernels
+              << " kernels alone " << sample.arithmetic << " s of arithmetic and " << sample.others
+              << " s of others";
+      samples.push_back(sample);
+    }
+    return samples;
+  }
+
+  static bool Arithmetic(Work::Kind kind) {
+    return kind == Work::Kind::kProduct || kind == Work::Kind::kAttention;
+  }
+
+  static double StepSeconds(Session* session, const Feeds& feeds, bool once) {
+    const auto steps = [&](int count) {
+      const auto start = std::chrono::steady_clock::now();
+      for (int step = 1; step < count; ++step) session->Run(feeds);
+      session->Run(feeds).Wait();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / count;
+    };
+    steps(kWarmSteps);
+    if (once) return steps(1);
+    return steps(std::clamp(static_cast<int>(kStepsLast / steps(kLeastSteps)), kLeastSteps, kMostSteps));
+  }
+
+  void AddSteps(const StepFit& fit, const std::vector<KernelSample>& samples, Machine* machine) const {
+    VLOG(1) << "in steps, arithmetic takes " << fit.arithmetic << " times as long, and " << fit.between
+            << " s are between two kernels";
+    std::set<std::string> arithmetic;
+    for (const KernelSample& s : samples)
+      if (Arithmetic(s.work.kind)) arithmetic.insert(s.name);
+    for (MeasuredKernel& kernel : machine->kernels) {
+      // fp32 does not come near to a card's power.
+      if (arithmetic.count(kernel.name) > 0 && SizeOf(kernel.dtype) == 2)
+        for (const NamedAmount& amount : kAmounts)
+          kernel.each.*amount.value = Rounded(fit.arithmetic * kernel.each.*amount.value);
+      kernel.each.calls = Rounded(kernel.each.calls + fit.between);
+    }
+    for (double* part : {&machine->efficiency.product, &machine->efficiency.attention})
+      *part = Rounded(std::min(1.0, *part / fit.arithmetic));
+    machine->overhead = Rounded(machine->overhead + fit.between);
   }
 
   // One level that joins the cards; a single card is joined with none.
@@ -284,6 +409,23 @@ Efficiency FitEfficiency(const Machine& machine, const std::vector<EstimatedSamp
       (kind == Work::Kind::kProduct ? fit.product : fit.attention) =
           Rounded(std::clamp(ideal / std::max(left, 1e-12), 0.001, 1.0));
   }
+  return fit;
+}
+
+StepFit FitSteps(const std::vector<StepSample>& samples) {
+  StepFit fit;
+  if (samples.empty()) return fit;
+  std::vector<std::vector<double>> both, kernels;
+  std::vector<double> left, weights;
+  for (const StepSample& s : samples) {
+    both.push_back({s.arithmetic, s.kernels});
+    kernels.push_back({s.kernels});
+    left.push_back(s.seconds - s.others);
+    weights.push_back(1 / (s.seconds * s.seconds));
+  }
+  fit.arithmetic = std::clamp(FitNonNegative(both, left, weights)[0], kLeastArithmetic, kMostArithmetic);
+  for (size_t i = 0; i < samples.size(); ++i) left[i] -= fit.arithmetic * samples[i].arithmetic;
+  fit.between = FitNonNegative(kernels, left, weights)[0];
   return fit;
 }
 

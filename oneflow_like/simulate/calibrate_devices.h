@@ -22,4 +22,18 @@ struct EstimatedSample {
 // 16 bits take as long together as they did. REQUIRES: the machine's peaks and bandwidth.
 Efficiency FitEfficiency(const Machine& machine, const std::vector<EstimatedSample>& samples);
 
+// A whole step of a training, and what its kernels take together as they were measured one by one.
+struct StepSample {
+  double seconds = 0;
+  double arithmetic = 0, others = 0;  // seconds of products, convolutions and attention; of all other kernels
+  double kernels = 0;                 // how many of both
+};
+// What whole steps have that kernels by themselves do not: a card that computes for long lowers its clock, so
+// that arithmetic takes so many times as long, and there is some time between a kernel and the next.
+struct StepFit {
+  double arithmetic = 1, between = 0;
+};
+// Least squares of relative errors. Without samples, nothing is added.
+StepFit FitSteps(const std::vector<StepSample>& samples);
+
 }  // namespace oneflow_like

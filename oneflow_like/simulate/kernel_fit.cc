@@ -17,20 +17,41 @@ using FitGroup = std::tuple<int, int, bool>;  // type, threads, crowded
 
 constexpr double kShortestKernel = 1e-9;  // seconds: what a clock can tell
 
+// The seconds of a row's amounts, the first being its calls and the second its flops.
+struct Parts {
+  double calls = 0, flops = 0, memory = 0;
+  double Seconds(bool overlap) const {
+    return calls + (overlap ? std::sqrt(flops * flops + memory * memory) : flops + memory);
+  }
+};
+
+Parts PartsOf(const std::vector<double>& row, const std::vector<double>& each) {
+  Parts parts{row[0] * each[0], row[1] * each[1], 0};
+  for (size_t j = 2; j < each.size(); ++j) parts.memory += row[j] * each[j];
+  return parts;
+}
+
 // Errors count in proportion to the root of the time that the fit itself gives, found in a few rounds: then
 // the fitted times of all samples together are as long as the measured ones. Weighed by measured times, of
-// samples that scatter about one time the short ones would decide.
-std::vector<double> FitTimes(const std::vector<std::vector<double>>& rows,
-                             const std::vector<double>& seconds) {
-  constexpr int kRounds = 8;
+// samples that scatter about one time the short ones would decide. Where arithmetic and memory overlap, each
+// round takes the root of squares as it is near the fit of the one before: each part in proportion to its
+// share.
+std::vector<double> FitTimes(const std::vector<std::vector<double>>& rows, const std::vector<double>& seconds,
+                             bool overlap = false) {
+  const int rounds = overlap ? 30 : 8;
+  constexpr double kLeastShare = 1e-3;  // else what is short once would stay so
+  std::vector<std::vector<double>> near = rows;
   std::vector<double> weights, fit;
   for (double s : seconds) weights.push_back(1 / std::max(s, kShortestKernel));
-  for (int round = 0; round < kRounds; ++round) {
-    fit = FitNonNegative(rows, seconds, weights);
+  for (int round = 0; round < rounds; ++round) {
+    fit = FitNonNegative(near, seconds, weights);
     for (size_t i = 0; i < rows.size(); ++i) {
-      double fitted = 0;
-      for (size_t j = 0; j < fit.size(); ++j) fitted += rows[i][j] * fit[j];
-      weights[i] = 1 / std::max(fitted, kShortestKernel);
+      const Parts parts = PartsOf(rows[i], fit);
+      weights[i] = 1 / std::max(parts.Seconds(overlap), kShortestKernel);
+      if (!overlap) continue;
+      const double both = std::max(parts.Seconds(true) - parts.calls, kShortestKernel);
+      for (size_t j = 1; j < rows[i].size(); ++j)
+        near[i][j] = rows[i][j] * std::max(kLeastShare, (j == 1 ? parts.flops : parts.memory) / both);
     }
   }
   return fit;
@@ -55,8 +76,9 @@ MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
     for (const NamedAmount& amount : kAmounts) row.push_back(s.work.*amount.value);
     values.push_back(s.seconds);
   }
-  const std::vector<double> fit = FitTimes(rows, values);
   MeasuredKernel kernel = KernelEntry(name, group);
+  kernel.overlap = kernel.threads == 0 && samples[0].work.kind == Work::Kind::kProduct;
+  const std::vector<double> fit = FitTimes(rows, values, kernel.overlap);
   for (size_t i = 0; i < fit.size(); ++i) kernel.each.*kAmounts[i].value = Rounded(fit[i]);
   return kernel;
 }

@@ -24,8 +24,9 @@ std::vector<double> FitNonNegative(const std::vector<std::vector<double>>& rows,
 // operator that occurs as a step of fused kernels, too, is fitted together with all others of that kind: each
 // has its own seconds of an operation, and all have those of a call and a byte together. Errors count in
 // proportion to the root of a time, so that neither long kernels nor many short ones decide alone, and all
-// samples of an entry together take as long as they were measured to. Rounded to four digits. An operator for
-// which others leave no time has no entry.
+// samples of an entry together take as long as they were measured to. Of products and convolutions of devices
+// arithmetic and memory overlap. Rounded to four digits. An operator for which others leave no time has no
+// entry.
 std::vector<MeasuredKernel> FitKernels(const std::vector<KernelSample>& samples);
 
 // REQUIRES: there are some.

@@ -1,9 +1,38 @@
 #include "oneflow_like/simulate/probe_model.h"
 
+#include "core/random.h"
 #include "oneflow_like/experts.h"
 #include "oneflow_like/nn.h"
 
 namespace oneflow_like {
+namespace {
+
+constexpr int64_t kClasses = 1000, kColours = 3;
+
+Tensor Bottleneck(Scope s, Tensor x, int64_t width, int64_t stride) {
+  const nn::Activation none;
+  Tensor y = nn::ConvBlock(s / "reduce", x, width, 1);
+  y = nn::ConvBlock(s / "middle", y, width, 3, {.stride = stride});
+  y = nn::ConvBlock(s / "widen", y, 4 * width, 1, {.activation = none});
+  if (stride != 1 || x.shape().back() != 4 * width)
+    x = nn::ConvBlock(s / "shortcut", x, 4 * width, 1, {.stride = stride, .activation = none});
+  return relu(x + y);
+}
+
+// images f32[batch side side colours], labels i32[batch].
+Tensor PictureLoss(Model* model, Tensor images, Tensor labels, const ProbeShape& shape) {
+  const Scope scope = model->scope();
+  Tensor x = nn::ConvBlock(scope / "stem", images, shape.width, 7, {.stride = 2});
+  x = max_pool2d(x, {.kernel = {3}, .stride = {2}, .padding = {1}});
+  int64_t block = 0;
+  for (const int64_t times : {1, 2, 4, 8})
+    for (const bool first : {true, false})
+      x = Bottleneck(scope / Cat("block", block++), x, times * shape.width, first && times > 1 ? 2 : 1);
+  const Tensor logits = nn::Linear(scope / "classes", mean(x, {1, 2}), kClasses);
+  return mean(cross_entropy(logits, labels));
+}
+
+}  // namespace
 
 Tensor ProbeLoss(Model* model, Tensor tokens, Tensor targets, const ProbeShape& shape) {
   const Scope scope = model->scope();
@@ -38,7 +67,7 @@ Tensor ProbeLoss(Model* model, Tensor tokens, Tensor targets, const ProbeShape& 
     x = x + scope.Weight("positions", {shape.context, shape.width}, Normal(0.02));
     if (dropped > 0) x = dropout(x, dropped);
   }
-  x = nn::layers(scope, x, kProbeLayers,
+  x = nn::layers(scope, x, shape.layers,
                  [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
   x = shape.llama ? nn::RmsNorm(scope / "norm", x) : nn::LayerNorm(scope / "norm", x);
   const Tensor loss = mean(cross_entropy(einsum("bsw,vw->bsv", x, table), targets));
@@ -54,6 +83,37 @@ TrainOptions ProbeTraining(const ProbeShape& shape, DType dtype, const std::stri
   train.check_finite = false;
   train.parallel = {.batch = batch, .tensor = tensor, .context = ""};
   return train;
+}
+
+Session DeviceProbe(Model* model, const ProbeShape& shape, DType dtype) {
+  const int64_t rows = shape.batch * shape.micro_batches;
+  const TrainOptions training = ProbeTraining(shape, dtype, "dp", "");
+  if (shape.side > 0) {
+    Tensor images = model->Input("in", {rows, shape.side, shape.side, kColours}, DType::kFloat32);
+    Tensor labels = model->Input("targets", {rows}, DType::kInt32);
+    return Train(PictureLoss(model, images, labels, shape), Sgd{.lr = 0.1, .momentum = 0.9}, training);
+  }
+  Tensor tokens = model->Input("in", {rows, shape.context}, DType::kInt32);
+  Tensor targets = model->Input("targets", {rows, shape.context}, DType::kInt32);
+  return Train(ProbeLoss(model, tokens, targets, shape), AdamW{.lr = 1e-3}, training);
+}
+
+Feeds ProbeFeeds(const ProbeShape& shape) {
+  const int64_t rows = shape.batch * shape.micro_batches;
+  const auto integers = [](const Dims& dims, int64_t below) {
+    HostTensor tensor = HostTensor::Make(DType::kInt32, dims);
+    for (int64_t i = 0; i < tensor.elements(); ++i)
+      tensor.as<int32_t>()[i] = static_cast<int32_t>(RandomBits(1, 0, i) % static_cast<uint64_t>(below));
+    return tensor;
+  };
+  if (shape.side == 0) {
+    const HostTensor tokens = integers({rows, shape.context}, shape.vocabulary);
+    return {{"in", tokens}, {"targets", tokens}};
+  }
+  HostTensor images = HostTensor::Make(DType::kFloat32, {rows, shape.side, shape.side, kColours});
+  for (int64_t i = 0; i < images.elements(); ++i)
+    images.as<float>()[i] = static_cast<float>(RandomBits(1, 0, i) % 256) / 128 - 1;
+  return {{"in", images}, {"targets", integers({rows}, kClasses)}};
 }
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// The language models whose kernels calibration measures: on a processor they are trained, for a device they
-// are compiled, and each of their kernels is timed by itself.
+// The models whose kernels calibration measures: on a processor language models are trained, for a device
+// they and a network of convolutions are compiled, and each of their kernels is timed by itself.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,21 @@ struct ProbeShape {
   int64_t experts = 0;   // top-2, in place of the feed-forward layers; 0: none
   double room = 0;       // ExpertsOptions::room; 0: capacity
   double clip_norm = 1;
+  // Not 0: a residual network on pictures of this side, in place of a language model: a large first
+  // convolution and a pooling, then bottlenecks of 1, 2, 4 and 8 times the width, two of each, the first of
+  // which halves the side. Context, heads and what follows them do not count.
+  int64_t side = 0;
+  int64_t layers = 2;  // of a language model
 };
-inline constexpr int64_t kProbeLayers = 2;
 
 // tokens and targets i32[batch context] -> the model's loss.
 Tensor ProbeLoss(Model* model, Tensor tokens, Tensor targets, const ProbeShape& shape);
 // How it is trained, on a mesh with this axis of the batch, or of tensor parallelism; either may be empty.
 TrainOptions ProbeTraining(const ProbeShape& shape, DType dtype, const std::string& batch,
                            const std::string& tensor);
+// A training of the model on one device, by SGD if it is of pictures, else by AdamW. Its inputs are "in" and
+// "targets".
+Session DeviceProbe(Model* model, const ProbeShape& shape, DType dtype);
+Feeds ProbeFeeds(const ProbeShape& shape);  // of a step of it
 
 }  // namespace oneflow_like

@@ -44,7 +44,7 @@ class CalibrateDevices : public testing::Test {
 
 TEST_F(CalibrateDevices, WritesAFileThatSimulates) {
   int told = 0;
-  CalibrateOptions options = Small(4);
+  CalibrateOptions options = Small(5);
   options.progress = [&](const std::string&) { ++told; };
   const std::string file = testing::TempDir() + "card.txt";
   CalibrateTo(file, options);
@@ -63,12 +63,29 @@ TEST_F(CalibrateDevices, WritesAFileThatSimulates) {
     EXPECT_EQ(k.threads, 0) << k.name;
     names.insert(Cat(k.name, " ", Name(k.dtype)));
   }
-  for (const char* name :
-       {"product bf16", "product f32", "linear bf16", "linear_grad_gelu bf16", "linear_grad_weight bf16",
-        "attention bf16", "attention_grad bf16", "attention f32", "layer_norm bf16", "layer_norm_grad bf16",
-        "embedding bf16", "cross_entropy bf16", "adamw f32", "rms_norm bf16", "rope bf16",
-        "grouped_matmul bf16"})
+  for (const char* name : {"product bf16",
+                           "product f32",
+                           "linear bf16",
+                           "linear_grad_gelu bf16",
+                           "linear_grad_weight bf16",
+                           "attention bf16",
+                           "attention_grad bf16",
+                           "attention f32",
+                           "layer_norm bf16",
+                           "layer_norm_grad bf16",
+                           "embedding bf16",
+                           "cross_entropy bf16",
+                           "adamw f32",
+                           "rms_norm bf16",
+                           "rope bf16",
+                           "grouped_matmul bf16",
+                           "conv2d bf16",
+                           "conv2d_grad_input bf16",
+                           "conv2d_grad_filter bf16",
+                           "channel_moments bf16",
+                           "sgd f32"})
     EXPECT_EQ(names.count(name), 1u) << name << "\n" << text.str();
+  EXPECT_NE(text.str().find("kernel product bf16 overlap call "), std::string::npos) << text.str();
   std::set<Primitive> collectives;
   for (const MeasuredCollective& c : machine.collectives) {
     EXPECT_EQ(c.members, 2);
@@ -147,6 +164,11 @@ double SecondsOfCard(const plan::Kernel& kernel) {
     const double epilogue = kernel.name().starts_with("linear") ? 0.6 : 0.25;
     return 2e-6 + std::max(seconds, bytes) + epilogue * std::min(seconds, bytes);
   }
+  if (kernel.category() == "convolution") {
+    const double filters =
+        static_cast<double>(spec.out[0].extent[0]);  // of the gradient of a filter, else rows
+    return 4e-6 + std::max(flops / 380e12, 1.1 * bytes) * (1 + 8 / (8 + filters));
+  }
   if (kernel.category() == "attention") {
     const bool grad = kernel.name() == "attention_grad";
     const TensorArg& q = spec.in[grad ? 1 : 0];
@@ -190,6 +212,76 @@ TEST_F(CalibrateDevices, PredictsStepsOfACardThatIsNotLinear) {
     EXPECT_NEAR(Simulate(train, machine).seconds, truth, 0.05 * truth)
         << "batch " << c.batch << ", width " << c.width << ", dropout " << c.dropout;
   }
+}
+
+// What a card that is busy for long does not have in kernels by themselves is found, and is in predictions:
+// arithmetic that takes longer, and time between kernels.
+TEST_F(CalibrateDevices, PredictsStepsOfACardThatGetsHot) {
+  const auto seconds_of_step = [](const plan::Plan& plan) {
+    double seconds = 0;
+    for (const plan::Actor& actor : plan.actor())
+      for (const plan::Kernel& kernel : actor.kernel())
+        if (actor.feed().empty() && actor.fetch().empty())
+          seconds +=
+              actor.acts() * (1.5e-6 + SecondsOfCard(kernel) *
+                                           (KindOfWork(kernel.category()) == Work::Kind::kOther ? 1 : 1.1));
+    return seconds;
+  };
+  CalibrateOptions options = Small(kMostModels);
+  options.small = false;
+  options.time = SecondsOfCard;
+  const Machine cold = Calibrate(options);
+  options.time_step = seconds_of_step;
+  const Machine hot = Calibrate(options);
+  EXPECT_NEAR(hot.efficiency.attention, cold.efficiency.attention / 1.1, 0.05 * cold.efficiency.attention);
+  SmallGpt given;
+  given.mesh = "cuda:dp=1";
+  given.dtype = DType::kBFloat16;
+  given.layers = 12, given.batch = 16, given.context = 1024, given.width = 768, given.heads = 12;
+  given.vocabulary = 50304, given.dropout = 0;
+  GptProgram program(given);
+  const Session train = program.MakeTrain();
+  const double truth = seconds_of_step(PlanOf(train.impl()->compiled, 0).plan);
+  EXPECT_NEAR(Simulate(train, hot).seconds, truth, 0.05 * truth);
+  EXPECT_LT(Simulate(train, cold).seconds, 0.94 * truth);
+}
+
+// Networks of convolutions that were not calibrated.
+TEST_F(CalibrateDevices, PredictsStepsOfConvolutions) {
+  CalibrateOptions options = Small(kMostModels);
+  options.small = false;
+  options.time = SecondsOfCard;
+  const Machine machine = Calibrate(options);
+  Model model(Mesh("cuda", {{"dp", 1}}));
+  const Scope scope = model.scope();
+  Tensor x = model.Input("images", {32, 128, 128, 3}, DType::kFloat32);
+  Tensor labels = model.Input("labels", {32}, DType::kInt32);
+  for (int64_t block = 0; block < 8; ++block)
+    x = nn::ConvBlock(scope / Cat("block", block), x, 48 << (block / 2), 3, {.stride = 1 + block % 2});
+  const Tensor logits = nn::Linear(scope / "classes", mean(x, {1, 2}), 10);
+  TrainOptions training;
+  training.dtype = DType::kBFloat16;
+  const Session train = Train(mean(cross_entropy(logits, labels)), Sgd{.lr = 0.1, .momentum = 0.9}, training);
+  double truth = 0;
+  const RankPlan made = PlanOf(train.impl()->compiled, 0);
+  for (const plan::Actor& actor : made.plan.actor())
+    for (const plan::Kernel& kernel : actor.kernel())
+      if (actor.feed().empty() && actor.fetch().empty()) truth += actor.acts() * SecondsOfCard(kernel);
+  EXPECT_NEAR(Simulate(train, machine).seconds, truth, 0.1 * truth);
+}
+
+TEST(FitSteps, FindsWhatStepsHaveBesideTheirKernels) {
+  std::vector<StepSample> samples = {{0, 20e-3, 3e-3, 500}, {0, 3e-3, 6e-3, 800}, {0, 6e-3, 4e-3, 900}};
+  for (StepSample& s : samples) s.seconds = 1.07 * s.arithmetic + s.others + 2e-6 * s.kernels;
+  const StepFit fit = FitSteps(samples);
+  EXPECT_NEAR(fit.arithmetic, 1.07, 1e-6);
+  EXPECT_NEAR(fit.between, 2e-6, 1e-12);
+  // Kernels that run together may take less than each by itself: nothing is between them.
+  for (StepSample& s : samples) s.seconds = s.arithmetic + s.others - 1e-6 * s.kernels;
+  EXPECT_EQ(FitSteps(samples).between, 0);
+  EXPECT_LT(FitSteps(samples).arithmetic, 1);
+  EXPECT_EQ(FitSteps({}).arithmetic, 1);
+  EXPECT_EQ(FitSteps({}).between, 0);
 }
 
 // A step on one device takes as long as its kernels together.

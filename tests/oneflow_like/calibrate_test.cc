@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <random>
 #include <set>
@@ -17,6 +18,7 @@
 #include "oneflow_like/simulate/kernel_fit.h"
 #include "ops/cpu/manifest.h"
 #include "tests/error_of.h"
+#include "tests/oneflow_like/h100_kernels.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {
@@ -269,6 +271,77 @@ TEST(KernelFit, PredictsProductsOfOtherShapes) {
       const KernelSample other = sample(0);
       EXPECT_NEAR(fit[0].SecondsOf(other.work), other.seconds, 0.1 * other.seconds) << "seed " << trial;
     }
+  }
+}
+
+// A card's products and attention, of which most of a step consists: few take another time than their fit.
+TEST(KernelFit, FindsTheTimesOfACard) {
+  std::vector<KernelSample> samples;
+  std::istringstream lines(kH100Kernels);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    KernelSample s;
+    s.threads = 0;
+    s.dtype = DType::kBFloat16;
+    s.work.calls = 1;
+    if (!(words >> s.name)) continue;
+    s.work.kind = s.name.starts_with("attention") ? Work::Kind::kAttention : Work::Kind::kProduct;
+    double value = 0;
+    for (std::string word; words >> word >> value;) {
+      if (word == "seconds") s.seconds = value;
+      for (const NamedAmount& amount : kAmounts)
+        if (word == amount.name) s.work.*amount.value = value;
+    }
+    samples.push_back(s);
+  }
+  ASSERT_GT(samples.size(), 100u);
+  const std::vector<MeasuredKernel> fit = FitKernels(samples);
+  ASSERT_EQ(fit.size(), 6u);
+  double all = 0, off = 0, errors = 0;
+  for (const KernelSample& s : samples) {
+    const auto k =
+        std::find_if(fit.begin(), fit.end(), [&](const MeasuredKernel& m) { return m.name == s.name; });
+    ASSERT_NE(k, fit.end());
+    const double error = std::abs(k->SecondsOf(s.work) - s.seconds);
+    all += s.seconds;
+    errors += error;
+    if (error > 0.15 * s.seconds) off += s.seconds;
+  }
+  std::printf("of the time %.1f %% is of kernels whose fit is off by over 15 %%; fits are off by %.1f %%\n",
+              100 * off / all, 100 * errors / all);
+  EXPECT_LT(off, 0.05 * all);
+  EXPECT_LT(errors, 0.055 * all);
+}
+
+// Of devices, arithmetic and memory overlap in products: what takes exactly so long is found, also where one
+// of the two decides everywhere.
+TEST(KernelFit, FindsProductsThatOverlap) {
+  for (const double narrowest : {1e6, 1e8}) {
+    MeasuredKernel truth{"product",
+                         DType::kBFloat16,
+                         0,
+                         false,
+                         {.calls = 3e-6, .flops = 1.5e-15, .left = 3e-13, .result = 4e-13},
+                         true};
+    std::mt19937 random(1);
+    std::vector<KernelSample> samples;
+    for (int i = 0; i < 40; ++i) {
+      KernelSample s;
+      s.name = "product";
+      s.dtype = DType::kBFloat16;
+      s.threads = 0;
+      s.work = {.calls = 1, .kind = Work::Kind::kProduct};
+      s.work.left = narrowest * (1 + static_cast<double>(random() % 100));
+      s.work.result = narrowest * (1 + static_cast<double>(random() % 100));
+      s.work.flops = 1e9 * (1 + static_cast<double>(random() % 100));
+      s.seconds = truth.SecondsOf(s.work);
+      samples.push_back(s);
+    }
+    const std::vector<MeasuredKernel> fit = FitKernels(samples);
+    ASSERT_EQ(fit.size(), 1u);
+    EXPECT_TRUE(fit[0].overlap);
+    for (const KernelSample& s : samples)
+      EXPECT_NEAR(fit[0].SecondsOf(s.work), s.seconds, 0.01 * s.seconds) << narrowest;
   }
 }
 

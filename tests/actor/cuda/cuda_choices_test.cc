@@ -13,6 +13,7 @@
 
 #include "actor/cuda/backend.h"
 #include "core/device/backend.h"
+#include "oneflow_like/calibrate.h"
 #include "ops/cuda/product_choices.h"
 #include "tests/actor/cuda/device_runs.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -99,6 +100,25 @@ class CudaChoices : public testing::Test {
   fs::path folder_;
   std::optional<std::string> before_;
 };
+
+// Calibration times products in the way in which a training does them.
+TEST_F(CudaChoices, CalibrationTimesTheFastest) {
+  cuda::Choices().Forget();
+  cuda_emulator::Reset();
+  cuda_emulator::SetProposalTimes({3, 1, 2});
+  const std::unique_ptr<Backend> backend = cuda::MakeBackend();
+  SetBackend("cuda", backend.get());
+  CalibrateOptions options;
+  options.kind = "cuda";
+  options.models = 1;
+  options.small = true;
+  const int64_t before = backend->Counts().timed_products;
+  Calibrate(options);
+  const BackendCounts counts = backend->Counts();
+  EXPECT_GT(counts.timed_products - before, 5);
+  EXPECT_EQ(counts.other_proposals, counts.timed_products - before);
+  SetBackend("cuda", nullptr);
+}
 
 TEST_F(CudaChoices, TheFastestIsTakenAndLaterRunsReadIt) {
   const Loaded first = Load({3, 1, 2});
