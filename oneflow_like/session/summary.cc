@@ -19,7 +19,6 @@ namespace oneflow_like {
 
 namespace {
 
-constexpr int kManyRanks = 64;
 constexpr size_t kPlansAtOnce = 8;
 
 }  // namespace

@@ -415,7 +415,7 @@ TEST_F(CliTest, EditedPlansAreRefusedByLine) {
   added("wait full block7", "wait full block7: the model has no region of that name");
   added("weight tp:S0 block7/mlp/up", "weight tp:S0 block7/mlp/up: the model has no weight of that name");
   added("weight tp:S2 block0/mlp/up",
-        "weight tp:S2 block0/mlp/up cuts dimension 2 of a weight of shape [16 64], whose last is 1");
+        "weight tp:S2 block0/mlp/up cuts dimension 2 of a weight of shape [16,64], whose last is 1");
   added("weight pp:S0 block0/mlp/up", "weight pp:S0 block0/mlp/up: pp divides a model into stages");
   added("weight tp:S0,tp:S1 block0/mlp/up", "'tp:S0,tp:S1' has mesh axis tp twice");
   error("zero 0\n", "zero 1 over pp\n", ": line 8: zero 1 over pp: pp divides a model into stages");
