@@ -42,6 +42,7 @@ struct PlanSpace {
   int64_t batch = 1;                   // samples of a step; each dp rank gets equally many in a micro-batch
   std::map<std::string, int> extents;  // fixed extents of axes dp, tp and pp
   std::optional<int> micro_batches, virtual_stages, zero;
+  bool hybrid_zero = true;  // false: ZeRO is over all of dp, and never over a part of it
   // Without a value all but gpipe, which keeps more than 1f1b and saves nothing.
   std::optional<PipelineSchedule> schedule;
   std::optional<Recompute> recompute;

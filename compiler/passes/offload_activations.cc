@@ -31,6 +31,7 @@ class ActivationMover {
   void Run() {
     position_.assign(graph_.num_nodes(), 0);
     for (size_t i = 0; i < order_.size(); ++i) position_[order_[i]] = static_cast<int>(i);
+    if (graph_.times() == 1) FindOfBatch();
     FindStages();
     for (int n : order_) {
       if (graph_.node(n).phase == Phase::kForward) continue;
@@ -64,11 +65,13 @@ class ActivationMover {
     return known->second;
   }
 
-  // Whether it does a micro-batch's work on the device.
+  // Whether it does a micro-batch's work on the device: a narrow copy of a weight, which is made at the
+  // beginning of a step, says nothing of when a region is computed.
   bool Works(int n) const {
     const Node& node = graph_.node(n);
     return !graph_.IsView(n) && !IsEnd(node) && !IsCollective(node) && !IsHostCopy(node) &&
-           node.phase != Phase::kUpdate && (graph_.times() == 1 || node.rate == Rate::kEachAct);
+           node.phase != Phase::kUpdate &&
+           (graph_.times() == 1 ? of_batch_.count(n) > 0 : node.rate == Rate::kEachAct);
   }
 
   // The nodes that make the gradients which enter a region with this node.
@@ -127,7 +130,6 @@ class ActivationMover {
           graph_.regions().SettingOf(RegionOf(reader), otherwise_) == Recompute::kHost))
       return false;
     if (value.shape.elements() <= offload_.small || graph_.node(reader).slice != node.slice) return false;
-    if (graph_.times() == 1) FindOfBatch();
     if (!OfBatch(node, root)) return false;
     const Stage& stage = stages_[node.slice];
     const auto from = stage.number.find(RegionOf(p)), to = stage.number.find(RegionOf(reader));
@@ -144,7 +146,6 @@ class ActivationMover {
 
   // In a step of one micro-batch: nodes that depend on its inputs.
   void FindOfBatch() {
-    if (!of_batch_.empty()) return;
     for (int n : order_) {
       const Node& node = graph_.node(n);
       if (node.kind == NodeKind::kInput || std::any_of(node.in.begin(), node.in.end(), [&](int v) {

@@ -17,7 +17,7 @@ namespace oneflow_like {
 namespace {
 
 constexpr std::string_view kFirstLine = "oneflow_like plan 1";
-constexpr int kMostNumber = 1 << 20;
+constexpr int kMostBlocks = 1 << 20;
 constexpr size_t kMostStages = 1 << 16;
 
 // In one line.
@@ -41,15 +41,6 @@ std::string Unquoted(std::string_view text) {
   return name;
 }
 
-// "tp:S0,dp:S1*", a '*' after what is only stored so; "whole".
-std::string ToText(const Mesh& mesh, const VariableCut& cut) {
-  std::string text;
-  for (const auto& [entry, sbp] : cut.fixed)
-    text += Cat(text.empty() ? "" : ",", mesh.axis_name(entry - 1), ":", sbp.str(),
-                cut.stored.count(entry) ? "*" : "");
-  return text.empty() ? "whole" : text;
-}
-
 std::vector<std::string_view> SplitAt(std::string_view text, char at) {
   std::vector<std::string_view> parts;
   for (size_t end; (end = text.find(at)) != std::string_view::npos; text.remove_prefix(end + 1))
@@ -70,7 +61,7 @@ VariableCut ParseCut(const Mesh& mesh, std::string_view text) {
     const Sbp sbp = ParseSbp(std::string(part.substr(colon + 1)));
     if (sbp.is_partial()) Fail("a weight is cut or whole, not ", sbp.str());
     if (!cut.fixed.emplace(entry, sbp).second)
-      Fail("mesh axis ", mesh.axis_name(entry - 1), " is there twice");
+      Fail("'", text, "' has mesh axis ", mesh.axis_name(entry - 1), " twice; leave one of the two out");
     if (stored) cut.stored.insert(entry);
   }
   return cut;
@@ -82,6 +73,12 @@ int64_t ParseNumber(std::string_view text, int64_t least, int64_t most) {
   if (error != std::errc() || end != text.data() + text.size() || number < least || number > most)
     Fail("'", text, "' is no number from ", least, " to ", most);
   return number;
+}
+
+// What a plan has a line for only where it is on.
+bool ParseOn(std::string_view what, std::string_view text) {
+  if (text != "1") Fail("'", what, " ", text, "' must be '", what, " 1'; a plan without it lacks the line");
+  return true;
 }
 
 template <typename Enum>
@@ -107,18 +104,25 @@ std::pair<std::string_view, std::string_view> FirstWord(std::string_view line) {
 void ParseStages(std::string_view rest, StageCuts* stages) {
   const auto [numbers, name] = FirstWord(rest);
   std::vector<int64_t> blocks;
-  for (std::string_view number : SplitAt(numbers, ',')) blocks.push_back(ParseNumber(number, 0, kMostNumber));
+  for (std::string_view number : SplitAt(numbers, ',')) blocks.push_back(ParseNumber(number, 0, kMostBlocks));
   if (blocks.size() > kMostStages) Fail("there are ", blocks.size(), " stages, at most ", kMostStages);
-  if (!stages->emplace(Unquoted(name), std::move(blocks)).second) Fail("blocks '", name, "' are there twice");
+  stages->emplace(Unquoted(name), std::move(blocks));
 }
 
 // Of a region, how its values wait; of a weight, its cut.
 void ParseNamed(std::string_view what, std::string_view rest, Decisions* d) {
   const auto [how, name] = FirstWord(rest);
-  const bool fresh = what == "wait"
-                         ? d->waits.emplace(Unquoted(name), ParseName<Recompute>(how, kRecomputeModes)).second
-                         : d->cuts.emplace(Unquoted(name), ParseCut(d->mesh, how)).second;
-  if (!fresh) Fail(what, " '", name, "' is there twice");
+  if (what == "wait")
+    d->waits.emplace(Unquoted(name), ParseName<Recompute>(how, kRecomputeModes));
+  else
+    d->cuts.emplace(Unquoted(name), ParseCut(d->mesh, how));
+}
+
+// SavedPlan::lines has it by this.
+std::string KeyOf(std::string_view line) {
+  const auto [what, rest] = FirstWord(line);
+  const bool named = what == "blocks" || what == "wait" || what == "weight";
+  return named ? Cat(what, " ", Unquoted(FirstWord(rest).second)) : std::string(what);
 }
 
 constexpr std::string_view kOver = " over ";  // before mesh axes
@@ -147,7 +151,7 @@ void ParseReduceType(std::string_view rest, Decisions* d) {
 }
 
 void ParseWhatIsOnHost(std::string_view rest, Offload* offload) {
-  const Offload before = std::exchange(*offload, ParseOffload(std::string(rest), "it"));
+  const Offload before = std::exchange(*offload, ParseOffload(std::string(rest), Cat("offload ", rest)));
   offload->prefetch = before.prefetch;
   offload->small = before.small;
 }
@@ -155,7 +159,7 @@ void ParseWhatIsOnHost(std::string_view rest, Offload* offload) {
 // "4", or with what is not as by default "4 gain 0.5" and "4 always".
 Overlap ParseOverlap(std::string_view rest) {
   const std::vector<std::string_view> words = SplitAt(rest, ' ');
-  Overlap overlap{.chunks = static_cast<int>(ParseNumber(words[0], 1, kMostNumber))};
+  Overlap overlap{.chunks = static_cast<int>(ParseNumber(words[0], 1, kMostChunks))};
   for (size_t w = 1; w < words.size(); ++w) {
     const std::string_view gain = w + 1 < words.size() ? words[w + 1] : "";
     if (words[w] == "always" && !overlap.always)
@@ -190,11 +194,11 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
   else if (what == "mesh")
     d.mesh = Mesh::Parse(std::string(rest));
   else if (what == "micro_batches")
-    d.micro_batches = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
+    d.micro_batches = static_cast<int>(ParseNumber(rest, 1, kMostMicroBatches));
   else if (what == "schedule")
     d.schedule = ParseName<PipelineSchedule>(rest, kSchedules);
   else if (what == "virtual_stages")
-    d.virtual_stages = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
+    d.virtual_stages = static_cast<int>(ParseNumber(rest, 1, kMostRounds));
   else if (what == "zero")
     ParseZero(rest, &d);
   else if (what == "recompute")
@@ -204,11 +208,11 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
   else if (what == "sequence_parallel")
     d.sequence_parallel = ParseNumber(rest, 0, 1) == 1;
   else if (what == "context_parallel")
-    d.context_parallel = ParseNumber(rest, 1, 1) == 1;
+    d.context_parallel = ParseOn(what, rest);
   else if (what == "logits_tile")
-    d.logits_tile = ParseNumber(rest, 1, kMostNumber);
+    d.logits_tile = ParseNumber(rest, 1, kMostLogitRows);
   else if (what == "ulysses")
-    d.ulysses = ParseNumber(rest, 1, 1) == 1;
+    d.ulysses = ParseOn(what, rest);
   else if (what == "reduce_dtype")
     ParseReduceType(rest, &d);
   else if (what == "overlap")
@@ -216,17 +220,18 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
   else if (what == "bucket")
     d.bucket = ParseNumber(rest, 0, INT64_MAX);
   else if (what == "prefetch")
-    d.prefetch = static_cast<int>(ParseNumber(rest, 0, kMostNumber));
+    d.prefetch = static_cast<int>(ParseNumber(rest, 0, kMostAhead));
   else if (what == "exact_groups")
-    d.exact_groups = ParseNumber(rest, 1, 1) == 1;
+    d.exact_groups = ParseOn(what, rest);
   else if (what == "zero_small")
     d.zero_small = ParseNumber(rest, 0, INT64_MAX);
   else if (what == "host_prefetch")
-    d.offload.prefetch = static_cast<int>(ParseNumber(rest, 0, kMostNumber));
+    d.offload.prefetch = static_cast<int>(ParseNumber(rest, 0, kMostAhead));
   else if (what == "host_small")
     d.offload.small = ParseNumber(rest, 0, INT64_MAX);
   else if (what == "collectives")
-    d.algorithms = rest == kCheapest ? WantedAlgorithms() : ParseWantedAlgorithms(std::string(rest), "it");
+    d.algorithms = rest == kCheapest ? WantedAlgorithms()
+                                     : ParseWantedAlgorithms(std::string(rest), Cat("collectives ", rest));
   else if (what == "blocks")
     ParseStages(rest, &d.stages);
   else if (what == "wait" || what == "weight")
@@ -239,6 +244,14 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
 
 MeshAxes ZeroAxes(const Decisions& decisions) {
   return decisions.zero > 0 ? decisions.mesh.FindAxes(decisions.zero_axis) : MeshAxes();
+}
+
+std::string ToText(const Mesh& mesh, const VariableCut& cut) {
+  std::string text;
+  for (const auto& [entry, sbp] : cut.fixed)
+    text += Cat(text.empty() ? "" : ",", mesh.axis_name(entry - 1), ":", sbp.str(),
+                cut.stored.count(entry) ? "*" : "");
+  return text.empty() ? "whole" : text;
 }
 
 std::string ToText(const SavedPlan& plan) {
@@ -275,13 +288,13 @@ std::string ToText(const SavedPlan& plan) {
     text += Cat(" ", Quoted(name), "\n");
   }
   for (const auto& [name, how] : d.waits) text += Cat("wait ", Name(how), " ", Quoted(name), "\n");
-  for (const auto& [name, cut] : d.cuts) text += Cat("weight ", ToText(d.mesh, cut), " ", Quoted(name), "\n");
+  for (const auto& [name, cut] : d.cuts)
+    text += Cat("weight ", ToText(d.mesh, cut), " ", Quoted(name), "\n");
   return text + "end\n";
 }
 
 SavedPlan ParseSavedPlan(const std::string& text) {
   SavedPlan plan;
-  std::set<std::string_view> seen;  // of those that are there once
   int number = 0;
   bool ended = false;
   std::string_view rest = text;
@@ -300,9 +313,9 @@ SavedPlan ParseSavedPlan(const std::string& text) {
       if (number == 1) continue;
       ended = line == "end";
       if (ended) continue;
-      const std::string_view what = FirstWord(line).first;
-      if (what != "blocks" && what != "wait" && what != "weight" && !seen.insert(what).second)
-        Fail("'", what, "' is there twice");
+      const std::string key = KeyOf(line);
+      if (const auto [at, fresh] = plan.lines.emplace(key, number); !fresh)
+        Fail("'", key, "' is there twice, in line ", at->second, " as well; leave one of the two out");
       ParseLine(line, &plan);
     } catch (const Error& error) {
       Fail("line ", number, ": ", error.what());
@@ -310,12 +323,13 @@ SavedPlan ParseSavedPlan(const std::string& text) {
   }
   if (!ended) Fail("the plan lacks its last line 'end'");
   Decisions& d = plan.decisions;
-  if (d.prefetch && seen.count("host_prefetch") == 0) d.offload.prefetch = *d.prefetch;
-  if (d.zero > 0) d.mesh.AxesOrFail(d.zero_axis, "the line 'zero'");
-  if (!d.reduce_axis.empty()) d.mesh.AxesOrFail(d.reduce_axis, "the line 'reduce_dtype'");
+  if (d.prefetch && plan.lines.count("host_prefetch") == 0) d.offload.prefetch = *d.prefetch;
+  const auto line_of = [&](const char* what) { return Cat("line ", plan.lines.at(what), ": ", what); };
+  if (d.zero > 0) d.mesh.AxesOrFail(d.zero_axis, line_of("zero"));
+  if (!d.reduce_axis.empty()) d.mesh.AxesOrFail(d.reduce_axis, line_of("reduce_dtype"));
   for (const char* what : {"model", "machine", "mesh", "micro_batches", "schedule", "virtual_stages", "zero",
                            "recompute", "sequence_parallel"})
-    if (seen.count(what) == 0) Fail("the plan lacks its line '", what, "'");
+    if (plan.lines.count(what) == 0) Fail("the plan lacks its line '", what, "'");
   return plan;
 }
 

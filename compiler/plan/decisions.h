@@ -19,6 +19,13 @@
 
 namespace oneflow_like {
 
+// The largest numbers of a plan: for flags, for users of the library and for texts.
+inline constexpr int kMostMicroBatches = 1 << 16;
+inline constexpr int kMostRounds = 1000;  // virtual stages
+inline constexpr int kMostChunks = 64;    // Overlap::chunks
+inline constexpr int kMostAhead = 1000;   // layers: `prefetch`
+inline constexpr int64_t kMostLogitRows = 1 << 20;
+
 // How values of a region that its gradients read wait for them, by the region's path: kNone keeps them,
 // kGather keeps what messages made them of and sends these again, kHost lets them wait on the host, and the
 // others compute them again. Never kAuto.
@@ -62,8 +69,13 @@ struct SavedPlan {
   Decisions decisions;
   std::string model;    // ModelMark of its weights
   std::string machine;  // MachineText: what is assumed of devices and links
+  // Of a text that was read: the number of each line, for messages, by what stands there ("zero"), with its
+  // name where a plan has several ("weight block0/mlp/up").
+  std::map<std::string, int> lines = {};
 };
 std::string ToText(const SavedPlan& plan);
+// "tp:S0,dp:S1*", with a '*' after what is only stored so; "whole".
+std::string ToText(const Mesh& mesh, const VariableCut& cut);
 // Throws Error, with the number of the line, for what is no such text.
 SavedPlan ParseSavedPlan(const std::string& text);
 

@@ -22,6 +22,12 @@ void OrderActs(const Graph& graph, LogicalPlan* plan);
 enum class PlanDetail : uint8_t { kWhole, kOutline, kMemory };
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
                      PlanDetail detail = PlanDetail::kWhole);
+// Of more ranks the first of each stage stands for the others where memory is summed up.
+inline constexpr int kManyRanks = 64;
+// For each rank the first one whose plan needs the same memory: both take part in the same segments with
+// pieces of the same extents, and so do, in their order, the members of all groups they may be in. For meshes
+// of few ranks: it takes time for each pair of a rank and a member.
+std::vector<int> FirstAlike(const Graph& graph, const LogicalPlan& logical);
 // Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound of the
 // device's: the most bytes that are live in it at once. `at_peak`: those bytes by buffer, all scratch under
 // kScratch. `live`: the live bytes over time.

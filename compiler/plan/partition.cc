@@ -4,6 +4,8 @@
 // afterwards.
 #include <algorithm>
 #include <deque>
+#include <map>
+#include <set>
 
 #include "compiler/plan/rank_plan.h"
 #include "core/plan/plan_values.h"
@@ -201,7 +203,84 @@ void AddVariables(const RankOfMesh& rank, const LogicalPlan& logical, plan::Plan
   }
 }
 
+using Numbers = std::vector<int64_t>;
+
+// What the plans of ranks follow from: the layouts of values, each of a shape once, and where nodes are.
+struct WhatRanksHave {
+  std::vector<const Value*> values;
+  std::vector<const Node*> fetches;
+  std::vector<const Slice*> slices;
+};
+
+WhatRanksHave WhatRanksHaveOf(const Graph& graph, const LogicalPlan& logical) {
+  WhatRanksHave what;
+  std::set<Numbers> known;
+  const auto add_value = [&](const Value& value) {
+    Numbers key(value.shape.begin(), value.shape.end());
+    for (const Sbp& sbp : value.sbp) {  // a part has the whole shape
+      const bool split = sbp.is_split();
+      key.insert(key.end(), {split ? sbp.axis : -1, split ? sbp.grain : 0});
+    }
+    if (known.insert(std::move(key)).second) what.values.push_back(&value);
+  };
+  const auto add_slice = [&](const Slice& slice) {
+    if (std::none_of(what.slices.begin(), what.slices.end(), [&](const Slice* s) { return *s == slice; }))
+      what.slices.push_back(&slice);
+  };
+  for (const Segment& segment : logical.segments) {
+    add_slice(segment.slice);
+    add_slice(segment.from);
+    for (int n : segment.nodes) {
+      const Node& node = graph.node(n);
+      if (node.kind == NodeKind::kFetch) what.fetches.push_back(&node);
+      for (int v : node.in) add_value(graph.value(v));
+      for (int v : node.out) add_value(graph.value(v));
+    }
+  }
+  return what;
+}
+
 }  // namespace
+
+std::vector<int> FirstAlike(const Graph& graph, const LogicalPlan& logical) {
+  const Mesh& mesh = graph.mesh();
+  const int world = mesh.size();
+  const WhatRanksHave what = WhatRanksHaveOf(graph, logical);
+  std::vector<std::vector<int>> coords;
+  std::vector<int64_t> kind_of;  // by rank, a number for its pieces and the segments it takes part in
+  std::vector<Numbers> of_rank(world);
+  std::map<Numbers, int64_t> kinds;
+  for (int r = 0; r < world; ++r) {
+    const RankOfMesh rank(graph, r, PlanDetail::kOutline);
+    Numbers key;
+    for (const Value* value : what.values)
+      for (const Box& box : rank.Boxes(*value)) key.insert(key.end(), box.extent.begin(), box.extent.end());
+    for (const Slice* slice : what.slices) key.push_back(rank.In(*slice));
+    key.insert(key.end(), rank.device_kind.begin(), rank.device_kind.end());
+    kind_of.push_back(kinds.emplace(std::move(key), std::ssize(kinds)).first->second);
+    for (const Node* fetch : what.fetches) of_rank[r].push_back(FetchesOn(rank, *fetch));
+    coords.push_back(rank.coords);
+  }
+  // The kinds of all that a rank may exchange messages with, over one axis or several.
+  std::vector<int> wide;
+  for (int a = 0; a < mesh.rank(); ++a)
+    if (mesh.axis_size(a) > 1) wide.push_back(a);
+  std::map<Numbers, int> first;
+  std::vector<int> alike;
+  for (int r = 0; r < world; ++r) {
+    Numbers& key = of_rank[r];
+    key.push_back(kind_of[r]);
+    for (int over = 1; over < 1 << wide.size(); ++over)
+      for (int m = 0; m < world; ++m) {
+        bool member = true;
+        for (size_t w = 0; w < wide.size(); ++w)
+          member = member && ((over >> w & 1) || coords[r][wide[w]] == coords[m][wide[w]]);
+        if (member) key.push_back(kind_of[m]);
+      }
+    alike.push_back(first.emplace(std::move(key), r).first->second);
+  }
+  return alike;
+}
 
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
                      PlanDetail detail) {

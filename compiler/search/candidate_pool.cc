@@ -100,7 +100,6 @@ Waits CandidatePool::WaitsOf(const Assignment& assignment) const {
 }
 
 const std::map<int, int64_t>& CandidatePool::BytesOfRanks(const Candidate& candidate) const {
-  constexpr int kManyRanks = 64;
   const auto [at, fresh] = of_ranks_.try_emplace(candidate.assignment);
   std::map<int, int64_t>& of = at->second;
   const int world = graph_.mesh().size();
@@ -110,9 +109,14 @@ const std::map<int, int64_t>& CandidatePool::BytesOfRanks(const Candidate& candi
     return of;
   }
   const Compiled compiled = CompileWith(candidate.assignment);
+  const std::vector<int> alike = FirstAlike(compiled.graph, compiled.logical);
+  std::vector<int> ranks = alike;
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   std::vector<int64_t> bytes(world, 0);
-  SideBySide(world, 0, [&](int rank) { bytes[rank] = BytesOf(PlanOf(compiled, rank, detail_).plan); });
-  for (int rank = 0; rank < world; ++rank) of[rank] = bytes[rank];
+  SideBySide(static_cast<int>(ranks.size()), 0,
+             [&](int i) { bytes[ranks[i]] = BytesOf(PlanOf(compiled, ranks[i], detail_).plan); });
+  for (int rank = 0; rank < world; ++rank) of[rank] = bytes[alike[rank]];
   return of;
 }
 

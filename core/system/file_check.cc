@@ -153,6 +153,17 @@ std::string WhyNotWritable(const std::string& path) {
   return "";
 }
 
+std::string WhyNotReadable(const std::string& path, int64_t most) {
+  struct stat found;
+  if (stat(path.c_str(), &found) != 0 || access(path.c_str(), R_OK) != 0) return std::strerror(errno);
+  if (S_ISDIR(found.st_mode)) return "it is a folder";
+  if (S_ISFIFO(found.st_mode)) return "it is a pipe, and must be a regular file";
+  if (S_ISCHR(found.st_mode) || S_ISBLK(found.st_mode)) return "it is a device, and must be a regular file";
+  if (!S_ISREG(found.st_mode)) return "it is no regular file";
+  if (found.st_size > most) return Cat("it has ", found.st_size, " bytes, and may have at most ", most);
+  return "";
+}
+
 std::string FileIdentity(const std::string& path) {
   struct stat found;
   if (stat(path.c_str(), &found) == 0)

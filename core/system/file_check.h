@@ -1,6 +1,7 @@
 // Checks on files before anything is written.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,10 @@ namespace oneflow_like {
 // The reason why `path` cannot be written, in the system's words; empty when it can. The check creates and
 // empties nothing.
 std::string WhyNotWritable(const std::string& path);
+
+// The reason why `path` is no regular file of at most `most` bytes that can be read; empty when it is one. A
+// pipe is none: nobody may ever write it, and a file that is read several times must not be empty afterwards.
+std::string WhyNotReadable(const std::string& path, int64_t most);
 
 // An identity of the regular file at `path`, which need not exist yet: equal for two paths to one file
 // (another spelling, a link). Empty for a path without contents to destroy: a terminal, a pipe, /dev/null, a

@@ -13,9 +13,6 @@ namespace oneflow_like {
 inline constexpr int kMostProcessesHere = 256;  // most that --processes starts
 inline constexpr int kMostRestarts = 1'000'000;
 inline constexpr int kMostStepsInFlight = 1024;
-inline constexpr int kMostMicroBatches = 1 << 16;
-inline constexpr int kMostChunks = 64;
-inline constexpr int64_t kMostLogitRows = 1 << 20;
 inline constexpr int64_t kMostAveragedFrom = 1 << 24;  // averages count their updates in fp32
 // Devices that plans are made for: a plan takes memory for each pair of a device and a member of its groups
 // (0.6 GB for 16,384 along one axis), and estimates of messages between processors, which a topology file

@@ -23,10 +23,10 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   CheckModelNumbers("ModelOptions::", options);
   if (options.zero.stage < 1 || options.zero.stage > 3)
     Fail("ModelOptions::zero: stage is ", options.zero.stage, ", must be 1, 2 or 3");
-  CheckRange("ModelOptions::zero: prefetch", options.zero.prefetch, 0, 1000);
+  CheckRange("ModelOptions::zero: prefetch", options.zero.prefetch, 0, kMostAhead);
   CheckRange<int64_t>("ModelOptions::zero: small", options.zero.small, 0, INT64_MAX);
   CheckRange("ModelOptions::offload: optimizer", options.offload.optimizer, 0.0, 1.0);
-  CheckRange("ModelOptions::offload: prefetch", options.offload.prefetch, 0, 1000);
+  CheckRange("ModelOptions::offload: prefetch", options.offload.prefetch, 0, kMostAhead);
   CheckRange<int64_t>("ModelOptions::offload: small", options.offload.small, 0, INT64_MAX);
   CheckRange("ModelOptions::link: bandwidth", options.link.bandwidth, 0.0, 1e15);
   CheckRange<int64_t>("ModelOptions::zero: bucket_bytes", options.zero.bucket_bytes, 0, INT64_MAX);

@@ -29,6 +29,9 @@ class TopologyFile {
   explicit TopologyFile(const std::string& path) : path_(path) {}
 
   Machine Read() {
+    constexpr int64_t kMost = 16 << 20;
+    if (const std::string why = WhyNotReadable(path_, kMost); !why.empty())
+      Fail("topology file '", path_, "' cannot be read: ", why, "; examples/topologies has some");
     std::ifstream in(path_);
     if (!in) Fail("topology file '", path_, "' cannot be read; examples/topologies has some");
     machine_.topology.links.clear();

@@ -14,17 +14,22 @@ std::vector<PlanCandidate> WaitOtherwise(const PlanCandidate& plan, const Sessio
   if (waits.empty())
     for (const auto& [region, own] : session.impl()->compiled.graph.regions().all())
       if (!own) waits[region] = plan.recompute;
+  // Without a wait that sends again there is most likely nothing to send. Where all are to do so, all do.
+  const bool asked = session.impl()->compiled.options.asked.training->gather_again == true;
+  const auto sends = [&](const auto& wait) {
+    return asked ? WithGather(wait.second) == wait.second : GathersAgain(wait.second);
+  };
   const bool gathers =
-      std::any_of(waits.begin(), waits.end(), [](const auto& wait) { return GathersAgain(wait.second); });
+      asked ? std::all_of(waits.begin(), waits.end(), sends) : std::any_of(waits.begin(), waits.end(), sends);
   std::vector<PlanCandidate> all;
   for (const auto& [region, mode] : waits)
     for (const Recompute other : kRecomputeModes) {
-      if (GathersAgain(other) && !gathers) continue;  // most likely there is nothing to send again
+      if (gathers ? asked && WithGather(other) != other : GathersAgain(other)) continue;
       if (other == mode || other == Recompute::kHost) continue;
       all.push_back(plan);
       all.back().waits = waits;
       all.back().waits[region] = other;
-      all.back().recompute = Recompute::kNone;
+      all.back().recompute = asked ? Recompute::kGather : Recompute::kNone;
     }
   return all;
 }

@@ -403,11 +403,13 @@ std::vector<PlanTrial> PlanEstimator::Estimate(const PlanCandidate& candidate) {
                 [&](const PlanTrial& t) { return t.seconds > most || Stride(t.plan.mesh, "tp") > nearest; });
   // In parts of dp a plan keeps more, and is worth a look where it is faster for that.
   const std::vector<PlanTrial> whole = trials;
-  for (const PlanTrial& trial : whole)
+  for (const PlanTrial& trial : whole) {
+    if (!space_.hybrid_zero) break;
     for (const PlanCandidate& c : InShards(trial.plan, machine_.topology)) {
       PlanTrial faster = EstimateOn(c, &at->second, parts);
       if (faster.seconds < trial.seconds) trials.push_back(std::move(faster));
     }
+  }
   return trials;
 }
 

@@ -135,7 +135,7 @@ std::string KeyOf(PlanCandidate candidate) {
 
 // These parts of some plans wait on the host: of those that need least, and of the fastest, whatever is
 // computed again.
-Wave NextOnHost(TrialPool* pool_of, const char* parts) {
+Wave NextOnHost(TrialPool* pool_of, const PlanSpace& space, const char* parts) {
   constexpr size_t kMost = 3;  // of either
   TrialPool& pool = *pool_of;
   std::map<std::string, PlanTrial> least;  // by KeyOf
@@ -157,7 +157,7 @@ Wave NextOnHost(TrialPool* pool_of, const char* parts) {
   for (const PlanTrial& trial : order)
     for (const Recompute mode : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
       PlanCandidate candidate = trial.plan;
-      candidate.recompute = mode;
+      candidate.recompute = space.gather_again ? WithGather(mode) : mode;
       candidate.waits = {};
       candidate.offload = ParseOffload(parts, "a search for a plan");
       wave.push_back(pool.Also(std::move(candidate)));
@@ -309,7 +309,7 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
     const size_t end = pool.tried().size() + most;
     try_all([&] { return NextEstimated(&pool, end, true); });
     for (const char* parts : {"activations", "activations,optimizer", "activations,optimizer,weights"})
-      if (on_host && !pool.Best()) pool.Try(NextOnHost(&pool, parts));
+      if (on_host && !pool.Best()) pool.Try(NextOnHost(&pool, space, parts));
     if (!pool.Best()) Refuse(space, pool);
     int64_t acts = kActsBeside;
     try_all([&] { return NextBeside(&pool, space, build, &acts); });

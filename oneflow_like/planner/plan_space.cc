@@ -162,7 +162,8 @@ void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   if (algorithms) model->collectives = ToText(*algorithms);
   if (reduce_dtype) train->reduce_dtype = *reduce_dtype, train->reduce_axis = reduce_axis;
   train->recompute = open_waits ? Recompute::kAuto : recompute;
-  if (!open_waits) train->gather_again = GathersAgain(recompute);
+  // A plan that computes all again says nothing of that.
+  if (!open_waits && recompute != Recompute::kFull) train->gather_again = GathersAgain(recompute);
   // What nobody asked for is not open here: each candidate's search would take as long again.
   if (logits_tile > 0 || !train->logits_tile) train->logits_tile = logits_tile;
   if (open_cuts || !cuts.empty()) model->auto_cuts = AutoCuts::kAll;
@@ -185,7 +186,7 @@ std::string PlanCandidate::str() const {
     text += " --recompute=auto";
   else if (WithoutGather(recompute) != Recompute::kNone)
     text += Cat(" --recompute=", Name(WithoutGather(recompute)));
-  if (waits.empty() && GathersAgain(recompute)) text += " --gather_again";
+  if (GathersAgain(recompute)) text += " --gather_again";
   if (sequence_parallel) text += " --sequence_parallel";
   if (offload.any()) text += Cat(" --offload=", OffloadText(offload));
   if (logits_tile > 0) text += Cat(" --logits_tile=", logits_tile);

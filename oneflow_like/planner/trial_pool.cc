@@ -142,6 +142,7 @@ void TrialPool::TryOne(TrialEntry* entry) const {
       trial.plan.stages = decided.stages;
       trial.plan.cuts = decided.cuts;
       trial.plan.waits = decided.waits;
+      trial.plan.recompute = decided.recompute;
       trial.plan.logits_tile = decided.logits_tile;
       trial.plan.open_cuts = trial.plan.open_waits = false;
       trial.plan.memory = 0;

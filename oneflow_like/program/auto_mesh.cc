@@ -43,6 +43,7 @@ PlanSpace SpaceOfFlags(const Program& program) {
   if (IsGiven("micro_batches")) space.micro_batches = static_cast<int>(training_flags().micro_batches);
   if (IsGiven("virtual_stages")) space.virtual_stages = training_flags().virtual_stages;
   if (IsGiven("zero")) space.zero = training_flags().zero;
+  space.hybrid_zero = !IsGiven("zero_axis");
   if (IsGiven("schedule")) space.schedule = program.train.schedule;
   space.waits = program.train.recompute == Recompute::kAuto;
   space.host = !IsGiven("offload");

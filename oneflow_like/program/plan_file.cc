@@ -7,10 +7,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "core/system/file_check.h"
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/job/together.h"
@@ -24,11 +27,68 @@
 namespace oneflow_like {
 namespace {
 
+// "--plan=FILE: line 4: mesh cpu:dp=2", of what stands in a line by SavedPlan::lines.
+std::string LineOf(const SavedPlan& plan, const std::string& where, const std::string& key,
+                   const std::string& value) {
+  const size_t space = key.find(' ');
+  const auto line = plan.lines.find(key);
+  return Cat(where, ": ", line == plan.lines.end() ? "" : Cat("line ", line->second, ": "),
+             key.substr(0, space), " ", value, space == std::string::npos ? "" : key.substr(space));
+}
+
+std::string NumbersText(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (const int64_t number : numbers) text += Cat(text.empty() ? "" : ",", number);
+  return text;
+}
+
+// Refuses what the plan's own mesh cannot have.
+void RequireMeshOf(const SavedPlan& plan, const std::string& where) {
+  const Decisions& d = plan.decisions;
+  const std::string mesh = d.mesh.str();
+  RequireMeshSize(d.mesh, LineOf(plan, where, "mesh", mesh));
+  for (const auto& [what, on, axis] :
+       {std::tuple{"context_parallel", d.context_parallel, "cp"}, {"ulysses", d.ulysses, "sp"}})
+    if (on && d.mesh.FindAxes(axis).empty())
+      Fail(LineOf(plan, where, what, "1"), " cuts sequences over mesh axis ", axis, ", which the mesh ", mesh,
+           " of line ", plan.lines.at("mesh"), " lacks; leave the line out");
+  const MeshAxes pp = d.mesh.FindAxes("pp");
+  const auto of_stages = [&](const MeshAxes& axes) { return !pp.empty() && HasAxis(axes, pp[0]); };
+  constexpr const char* kWhy = ": pp divides a model into stages, each with its weights, and cuts none";
+  if (of_stages(ZeroAxes(d)))
+    Fail(LineOf(plan, where, "zero", Cat(d.zero, " over ", d.zero_axis)), kWhy, "; name other axes of ",
+         mesh);
+  for (const auto& [weight, cut] : d.cuts)
+    for (const auto& [entry, sbp] : cut.fixed)
+      if (sbp.is_split() && of_stages({entry - 1}))
+        Fail(LineOf(plan, where, "weight " + weight, Cat("pp:", sbp.str())), kWhy, "; name another axis of ",
+             mesh);
+  for (const auto& [stack, blocks] : d.stages)
+    if (d.mesh.SizeAlong(pp) == 1)
+      Fail(LineOf(plan, where, "blocks " + stack, NumbersText(blocks)),
+           " divides blocks over stages, but the mesh ", mesh, " has one stage; leave the line out");
+}
+
 SavedPlan PlanIn(const std::string& text, const std::string& where) {
+  SavedPlan plan;
   try {
-    return ParseSavedPlan(text);
+    plan = ParseSavedPlan(text);
   } catch (const Error& error) {
     Fail(where, " is no plan of --save_plan: ", error.what());
+  }
+  RequireMeshOf(plan, where);
+  return plan;
+}
+
+std::string TextOfFile() {
+  constexpr int64_t kMost = 64 << 20;
+  const std::string& file = training_flags().plan;
+  if (const std::string why = WhyNotReadable(file, kMost); !why.empty())
+    Fail("--plan=", file, " cannot be read: ", why);
+  try {
+    return ReadFile(file, kMost);
+  } catch (const Error& error) {
+    Fail("--plan=", file, ": ", error.what());
   }
 }
 
@@ -51,6 +111,7 @@ bool Keeps(const Mesh& mesh, const Mesh& given) {
 
 // What --gather_again says of a plan; nothing if that makes no difference, or differs between regions.
 std::optional<std::string> GathersAgainIn(const Decisions& d) {
+  if (!d.waits.empty() && GathersAgain(d.recompute)) return "true";  // of a search that was to do so
   std::set<bool> said;
   const auto add = [&](Recompute mode) {
     if (mode != Recompute::kFull) said.insert(GathersAgain(mode));
@@ -93,8 +154,7 @@ std::string StagesIn(const Decisions& d) {
   if (d.stages.empty()) return std::count(flag.begin(), flag.end(), ',') + 1 == stages ? flag : "";
   std::string said;
   for (const auto& [stack, blocks] : d.stages) {
-    std::string list;
-    for (const int64_t number : blocks) list += Cat(list.empty() ? "" : ",", number);
+    const std::string list = NumbersText(blocks);
     if (said.empty() || said == flag) said = list;
   }
   return said;
@@ -123,7 +183,9 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   };
   if (!launcher_flags().mesh.empty()) {
     const Mesh given = Mesh::Parse(launcher_flags().mesh);
-    const bool searched = training_flags().auto_mesh > 0 && Keeps(d.mesh, given);
+    // Beside a search for a mesh, and beside what that has found, the flag gives some of its axes.
+    const bool open = training_flags().auto_mesh > 0 || !training_flags().plan.empty();
+    const bool searched = open && Keeps(d.mesh, given);
     const bool agrees = given.kind() == d.mesh.kind() && (searched || AxesOf(given) == AxesOf(d.mesh));
     if (!agrees) return sentence("mesh", d.mesh.str());
   }
@@ -181,15 +243,7 @@ std::string PartsBeside(const std::string& text, const std::string& other) {
 
 std::optional<SavedPlan> PlanOfFile() {
   if (training_flags().plan.empty()) return {};
-  constexpr int64_t kMost = 64 << 20;
-  const std::string where = Cat("--plan=", training_flags().plan);
-  std::string text;
-  try {
-    text = ReadFile(training_flags().plan, kMost);
-  } catch (const Error& error) {
-    Fail(where, ": ", error.what());
-  }
-  return PlanIn(text, where);
+  return PlanIn(TextOfFile(), Cat("--plan=", training_flags().plan));
 }
 
 void RequireFlagsAgree(const SavedPlan& plan) {
@@ -220,7 +274,7 @@ std::string PlanState(const std::string& plan) { return Cat(launcher_flags().mem
 std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
   if (training_flags().plan.empty() && !SearchesForPlan()) return {};
   const std::string text = FromProcessZero(job, "the plan that is given", [&] {
-    if (!training_flags().plan.empty()) return ToText(*PlanOfFile());
+    if (!training_flags().plan.empty()) return TextOfFile();
     if (!GoesOn(launcher)) return std::string();
     const auto state = CheckpointIndex::Read(BeginningOf(launcher)).state;
     const auto plan = state.find(kPlanState);
@@ -250,6 +304,34 @@ void RequirePlanFits(const GivenPlan& given, const Model& model) {
   const auto& [plan, where] = given;
   if (plan.model != model.WeightsMark())
     Fail(where, " has the plan of a model of ", plan.model, ", and this model has ", model.WeightsMark());
+  const Decisions& d = plan.decisions;
+  const ModelImpl& impl = *model.impl();
+  for (const auto& [weight, cut] : d.cuts) {
+    const auto known = impl.variables.find(weight);
+    const std::string line = LineOf(plan, where, "weight " + weight, ToText(d.mesh, cut));
+    if (known == impl.variables.end()) Fail(line, ": the model has no weight of that name");
+    for (const auto& [entry, sbp] : cut.fixed)
+      if (const Dims& shape = known->second.shape; sbp.is_split() && sbp.axis >= shape.rank())
+        Fail(line, " cuts dimension ", sbp.axis, " of a weight of shape ", shape.str(), ", whose last is ",
+             shape.rank() - 1);
+  }
+  for (const auto& [region, how] : d.waits)
+    if (impl.graph.regions().all().count(region) == 0)
+      Fail(LineOf(plan, where, "wait " + region, Name(how)), ": the model has no region of that name");
+  for (const auto& [stack, blocks] : d.stages) {
+    const std::string line = LineOf(plan, where, "blocks " + stack, NumbersText(blocks));
+    const auto& all = impl.graph.stacks;
+    const auto here = std::find_if(all.begin(), all.end(), [&](const auto& s) { return s.name == stack; });
+    if (here == all.end()) Fail(line, ": the model has no blocks that begin with that one");
+    const int64_t stages = int64_t{d.mesh.axis_size(here->axis)} * here->rounds;
+    if (std::ssize(blocks) != stages)
+      Fail(line, " has numbers of ", blocks.size(), " stages and rounds, but there are ", stages,
+           ", pp=", d.mesh.axis_size(here->axis), " in ", here->rounds,
+           here->rounds == 1 ? " round" : " rounds");
+    const int64_t sum = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+    if (sum != std::ssize(here->blocks))
+      Fail(line, " divides ", sum, " blocks, but the model has ", here->blocks.size());
+  }
 }
 
 void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const std::string& here) {

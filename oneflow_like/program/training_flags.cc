@@ -65,9 +65,9 @@ void CheckTopology() {
                  : Mesh::Parse(launcher_flags().mesh.empty() ? kTrainingMesh : launcher_flags().mesh).size());
 }
 
-void CheckMeshSize() {
-  const Mesh mesh = Mesh::Parse(launcher_flags().mesh.empty() ? kTrainingMesh : launcher_flags().mesh);
-  const std::string who = "--mesh=" + launcher_flags().mesh;
+}  // namespace
+
+void RequireMeshSize(const Mesh& mesh, const std::string& who) {
   if (mesh.size() > kMostDevices)
     Fail(who, ": ", mesh.size(), " devices, but plans can be made for at most ", kMostDevices);
   const bool estimated = !training_flags().topology.empty() && mesh.kind() != "cuda";
@@ -78,8 +78,6 @@ void CheckMeshSize() {
            estimated ? " of processors with --topology" : "", " can be made for at most ", most,
            " along one; cut along two axes");
 }
-
-}  // namespace
 
 TrainingFlags& training_flags() {
   static auto* flags = new TrainingFlags;  // gflags keeps pointers to the fields
@@ -143,7 +141,7 @@ std::vector<FlagGroup> TrainingGroups() {
         {"prefetch", &f.prefetch,
          "Gathers the weights of this many layers ahead with --zero=3, and copies this many ahead with "
          "--offload.",
-         RangeOf(0, 1000)},
+         RangeOf(0, kMostAhead)},
         {"offload", &f.offload,
          "Keeps parts in the memory of the hosts: activations, optimizer, optimizer:0.5 (a share), weights "
          "and tables, separated by commas."},
@@ -156,7 +154,8 @@ std::vector<FlagGroup> TrainingGroups() {
          "Orders the micro-batches of a pipeline: 1f1b, gpipe, interleaved or zero_bubble.",
          ChoiceOf({"1f1b", "gpipe", "interleaved", "zero_bubble"})},
         {"virtual_stages", &f.virtual_stages,
-         "Distributes the layers over the stages of a pipeline in this many rounds.", RangeOf(1, 1000)},
+         "Distributes the layers over the stages of a pipeline in this many rounds.",
+         RangeOf(1, kMostRounds)},
         {"stages", &f.stages,
          "Lists the number of layers of each stage, for example 3,5; auto divides them by time."},
         {"auto_mesh", &f.auto_mesh,
@@ -224,7 +223,8 @@ void PrintSimulation(const Launcher& launcher, const Session& session, double pe
 }
 
 void CheckTrainingFlags() {
-  CheckMeshSize();
+  RequireMeshSize(Mesh::Parse(launcher_flags().mesh.empty() ? kTrainingMesh : launcher_flags().mesh),
+                  "--mesh=" + launcher_flags().mesh);
   for (std::string* path : {&training_flags().save, &training_flags().resume, &training_flags().load})
     while (path->size() > 1 && path->back() == '/') path->pop_back();
   if (training_flags().save.empty() && training_flags().save_every > 0)
@@ -332,9 +332,8 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
                       .layers = LayersOfStages(),
                       .layers_from = "--stages=" + training_flags().stages};
   if (training_flags().zero > 0)
-    options.zero = {.axis = training_flags().zero_axis,
-                    .stage = training_flags().zero,
-                    .prefetch = training_flags().prefetch};
+    options.zero = {.axis = training_flags().zero_axis, .stage = training_flags().zero};
+  options.zero.prefetch = training_flags().prefetch;  // also where a search chooses the stage
   options.zero.bucket_bytes = BytesOfBucket();
   options.offload = ParseOffload(training_flags().offload, "--offload=" + training_flags().offload);
   options.offload.prefetch = training_flags().prefetch;

@@ -57,6 +57,8 @@ void CheckTrainingFlags();
 // flags name are open, because later failures count as those of the run (Launcher::Main). Collective. Throws
 // Error for a --topology with too few devices, and for flags that differ between processes.
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher);
+// Throws Error, which begins with `who`, for a mesh that is too large for plans.
+void RequireMeshSize(const Mesh& mesh, const std::string& who);
 // Throws Error, naming the flag, where --zero_axis or --reduce_axis names an axis that the mesh lacks.
 void RequireAxesOfFlags(const Mesh& mesh);
 uint64_t SeedOfFlags();

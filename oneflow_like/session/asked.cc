@@ -327,7 +327,10 @@ Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   asked.training->gather_again = options.gather_again;
   asked.training->no_room = no_room;
   if (options.gather_again == true) asked.training->recompute = WithGather(options.recompute);
-  if (options.recompute != Recompute::kAuto) asked.given.recompute = asked.training->recompute;
+  if (options.recompute != Recompute::kAuto)
+    asked.given.recompute = asked.training->recompute;
+  else if (options.gather_again == true)  // a plan says so, whatever is chosen and whether that has messages
+    asked.given.recompute = Recompute::kGather;
   asked.loss = loss.id();
   asked.line = line;
   asked.weights = options.weights;

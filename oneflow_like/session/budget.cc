@@ -113,6 +113,14 @@ std::string AgainText(const Graph& graph, Recompute otherwise) {
 
 void CheckBudget(const Asked& asked, const Budget& budget, int tried, const Session& session) {
   if (budget.bytes == 0) return;
+  const Compiled& compiled = session.impl()->compiled;
+  if (compiled.graph.mesh().size() <= kManyRanks) {  // most plans fit, which few ranks tell
+    const std::vector<int> alike = FirstAlike(compiled.graph, compiled.logical);
+    bool over = false;
+    for (int rank = 0; rank < std::ssize(alike); ++rank)
+      over = over || (alike[rank] == rank && SummaryOf(*session.impl(), rank).peak_bytes > budget.bytes);
+    if (!over) return;
+  }
   RankSummary shown;
   for (const RankSummary& s : session.Summaries())
     if (s.peak_bytes > std::max(budget.bytes, shown.peak_bytes)) shown = s;

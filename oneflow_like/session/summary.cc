@@ -20,7 +20,6 @@ namespace oneflow_like {
 
 namespace {
 
-constexpr int kManyRanks = 64;
 constexpr size_t kPlansAtOnce = 8;
 
 }  // namespace

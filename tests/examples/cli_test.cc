@@ -2,6 +2,7 @@
 // the little they must do when all is well.
 // ctest: seconds=30 programs=examples
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -363,6 +364,87 @@ TEST_F(CliTest, EveryFlagOfAPlanMayBeRepeated) {
     ExpectError(Gpt({"--layers=4", plan, "--stages=2,2"}),
                 {"--stages=2,2 contradicts " + plan + ", which has 1,3;"});
   }
+}
+
+// Flags beside a search hold in the plan that it finds, also where they make no difference there: the same
+// flags with --plan in place of the search give the same plan.
+TEST_F(CliTest, FlagsBesideASearchAgreeWithItsPlan) {
+  const std::string file = folder_ + "/plan", other = folder_ + "/other";
+  using Flags = std::vector<std::string>;
+  const std::vector<std::pair<Flags, Flags>> all = {
+      {{"--auto_mesh=4"}, {"--prefetch=3", "--zero_axis=dp"}},
+      {{"--auto_mesh=2"}, {"--mesh=cpu:tp=2", "--prefetch=0", "--bucket=1MB", "--gather_again=false"}},
+      {{"--auto_mesh=2", "--recompute=auto"}, {"--mesh=cpu", "--gather_again", "--memory_budget=160000"}},
+      {{"--recompute=auto"}, {"--mesh=cpu:tp=2", "--gather_again", "--memory_budget=160000"}},
+      {{"--recompute=auto", "--auto"}, {"--mesh=cpu:tp=2", "--gather_again", "--memory_budget=180000"}}};
+  for (const auto& [search, flags] : all) {
+    Flags first = search, again = flags;
+    first.insert(first.end(), flags.begin(), flags.end());
+    first.insert(first.end(), {"--save_plan=" + file, "--dry_run"});
+    again.insert(again.end(), {"--plan=" + file, "--save_plan=" + other, "--dry_run"});
+    const Outcome found = Gpt(first);
+    ASSERT_EQ(found.code, 0) << flags[0] << found.err;
+    const Outcome repeated = Gpt(again);
+    ASSERT_EQ(repeated.code, 0) << flags[0] << repeated.err;
+    EXPECT_EQ(ReadFile(other), ReadFile(file)) << flags[0];
+  }
+}
+
+// What stands in a plan and cannot be is refused by the number of its line, with what it says.
+TEST_F(CliTest, EditedPlansAreRefusedByLine) {
+  const std::string file = folder_ + "/plan";
+  ASSERT_EQ(Gpt({"--mesh=cpu:dp=2,tp=2", "--save_plan=" + file, "--dry_run"}).code, 0);
+  const std::string text = ReadFile(file);
+  const auto error = [&](const std::string& from, const std::string& to, const std::string& says) {
+    std::string edited = text;
+    edited.replace(edited.find("\n" + from) + 1, from.size(), to);
+    const std::string plan = "--plan=" + Write("edited", edited);
+    ExpectError(Gpt({plan}), {plan, says});
+  };
+  const auto added = [&](const std::string& line, const std::string& says) {
+    error("end\n", line + "\nend\n", ": line 16: " + says);
+  };
+  added("blocks 1,1 block0",
+        "blocks 1,1 block0 divides blocks over stages, but the mesh cpu:dp=2,tp=2,pp=1 has one");
+  added("context_parallel 1",
+        "context_parallel 1 cuts sequences over mesh axis cp, which the mesh cpu:dp=2,tp=2,pp=1 of line 4 "
+        "lacks");
+  added("ulysses 1", "ulysses 1 cuts sequences over mesh axis sp");
+  added("ulysses 0", "'ulysses 0' must be 'ulysses 1'");
+  added("zero 0", "'zero' is there twice, in line 8 as well");
+  added("wait full block7", "wait full block7: the model has no region of that name");
+  added("weight tp:S0 block7/mlp/up", "weight tp:S0 block7/mlp/up: the model has no weight of that name");
+  added("weight tp:S2 block0/mlp/up",
+        "weight tp:S2 block0/mlp/up cuts dimension 2 of a weight of shape [16,64], whose last is 1");
+  added("weight pp:S0 block0/mlp/up", "weight pp:S0 block0/mlp/up: pp divides a model into stages");
+  added("weight tp:S0,tp:S1 block0/mlp/up", "'tp:S0,tp:S1' has mesh axis tp twice");
+  error("zero 0\n", "zero 1 over pp\n", ": line 8: zero 1 over pp: pp divides a model into stages");
+  error("zero 0\n", "zero 1 over cp\n", "line 8: zero: mesh cpu:dp=2,tp=2,pp=1 has no axis cp");
+  error("micro_batches 1\n", "micro_batches 65537\n", "line 5: '65537' is no number from 1 to 65536");
+  error("overlap 1\n", "overlap 65\n", "line 12: '65' is no number from 1 to 64");
+  error("prefetch 1\n", "prefetch 1001\n", "line 14: '1001' is no number from 0 to 1000");
+  error("mesh cpu:dp=2", "mesh cpu:dp=70000", ": line 4: mesh cpu:dp=70000,tp=2,pp=1: 140000 devices");
+  error("mesh cpu:dp=2", "mesh tpu:dp=2", "line 4: mesh tpu:dp=2,tp=2,pp=1: device kind \"tpu\"");
+  ASSERT_EQ(Gpt({"--mesh=cpu:pp=2", "--save_plan=" + file, "--dry_run"}).code, 0);
+  for (const auto& [blocks, says] : {std::pair("2", "has numbers of 1 stages and rounds, but there are 2"),
+                                     {"2,1", "divides 3 blocks, but the model has 2"}})
+    ExpectError(Gpt({"--plan=" + Write("edited", std::regex_replace(ReadFile(file), std::regex("blocks 1,1"),
+                                                                    Cat("blocks ", blocks)))}),
+                {Cat(": line 16: blocks ", blocks, " block0 ", says)});
+}
+
+// A pipe that nobody writes, or a file without an end, would never be read.
+TEST_F(CliTest, WhatIsNoRegularFileIsNotRead) {
+  const std::string pipe = folder_ + "/pipe", huge = Write("huge", "");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::resize_file(huge, int64_t{1} << 36);
+  for (const char* flag : {"--plan=", "--topology="})
+    for (const auto& [path, why] : {std::pair(pipe, "it is a pipe"),
+                                    {folder_, "it is a folder"},
+                                    {std::string("/dev/zero"), "it is a device"},
+                                    {huge, "it has 68719476736 bytes, and may have at most "},
+                                    {folder_ + "/none", "No such file"}})
+      ExpectError(Gpt({flag + path}), {path, Cat("cannot be read: ", why)});
 }
 
 TEST_F(CliTest, AMachineIsDescribedWithItsCopiesToHosts) {

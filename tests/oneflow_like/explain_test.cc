@@ -168,6 +168,32 @@ TEST(Explain, PricesOfWaitsAreWhatPlansDifferBy) {
   }
 }
 
+// Ranks that are alike need the same memory, and most ranks of a mesh that cuts evenly are.
+TEST(DryRun, RanksThatAreAlikeNeedTheSameMemory) {
+  int all = 0, looked_at = 0;
+  std::vector<SmallGpt> programs = Programs();
+  programs.push_back({.mesh = "cpu:dp=5,tp=3", .micro_batches = 2, .batch = 15, .width = 48});
+  programs.push_back({.mesh = "cpu:dp=3,pp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3});
+  programs.push_back({.mesh = "cpu:dp=4", .zero_axis = "dp", .zero_stage = 2, .vocabulary = 63});
+  for (SmallGpt given : programs)
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective}) {
+      given.recompute = recompute;
+      const Session session = GptProgram(given).MakeTrain();
+      const Compiled& compiled = session.impl()->compiled;
+      const std::vector<int> alike = FirstAlike(compiled.graph, compiled.logical);
+      std::map<int, RankSummary> first;
+      for (int rank = 0; rank < std::ssize(alike); ++rank) {
+        const RankSummary s = SummaryOf(*session.impl(), rank);
+        const RankSummary& known = first.emplace(alike[rank], s).first->second;
+        EXPECT_EQ(s.peak_bytes, known.peak_bytes) << given.str() << " ranks " << alike[rank] << ", " << rank;
+        EXPECT_EQ(s.persistent_bytes, known.persistent_bytes) << given.str() << " rank " << rank;
+      }
+      all += static_cast<int>(std::ssize(alike));
+      looked_at += static_cast<int>(std::ssize(first));
+    }
+  EXPECT_LT(looked_at, .8 * all);
+}
+
 // The next best ways to wait take as much longer as is said.
 TEST(Explain, SaysWhatTheNextWaitsLoseBy) {
   SmallGpt given{.mesh = "cpu:dp=1", .micro_batches = 2};

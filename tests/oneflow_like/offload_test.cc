@@ -178,6 +178,7 @@ TEST(Offload, TheDeviceHoldsAWindow) {
   EXPECT_LE(each("optimizer", DType::kBFloat16), 1.55 * weights);
   const double entering = kFloat * 16 * 64 * 64;
   EXPECT_LE(each("activations"), 4 * weights + .1 * entering);
+  EXPECT_LE(each("activations", DType::kBFloat16), 4.6 * weights + .1 * entering);
   EXPECT_LE(each("activations,optimizer,weights"), 1.2 * weights);  // gradients
 }
 

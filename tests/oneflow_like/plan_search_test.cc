@@ -562,6 +562,11 @@ TEST(PlanSearch, WeightsAreCutWithinHostsThatAreFarApart) {
   const PlanSearchResult tight = SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16),
                                              {.memory = least, .compiled = 8});
   EXPECT_EQ(tight.chosen().zero_axis, "dp") << tight.Text();
+  // Unless the program says over what it is.
+  space.hybrid_zero = false;
+  for (const PlanTrial& t :
+       SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16), {.compiled = 2}).best)
+    EXPECT_EQ(t.plan.zero_axis, "dp") << t.plan.str();
 }
 
 TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {
