@@ -522,14 +522,16 @@ inline void KernelCases::RowsOperators() {
   // The second in more parts than a GPU's last sums of gamma have on their way at once.
   for (Dims shape : {Dims{1000, 40}, Dims{9000, 3}})
     CheckCase({"layer_norm_grad", {shape, shape, {shape[1]}, {shape[0]}, {shape[0]}}}, ++seed);
-  // Rows of one, two and three packs for each lane of a warp, the last ones not of every lane, and of a
-  // block.
+  // Rows of one to four packs for each lane of a warp, the last ones not of every lane, and of two and three
+  // for each thread of several warps; vectors in the rows' type and another one.
   using enum DType;
   for (DType t : {kBFloat16, kFloat16, kFloat32}) {
-    for (int64_t width : {160, 488, 728, 1000}) {
-      const Dims shape{141, t == kFloat32 ? width / 2 : width};
+    for (int64_t width : {160, 488, 728, 1000, 2056, 8200}) {
+      const Dims shape{width < 2000 ? 141 : 37, t == kFloat32 ? width / 2 : width};
       const Dims rows = {shape[0]}, columns = {shape[1]};
       CheckCase({"layer_norm", {shape, columns, columns}, {{"eps", 1e-5}}, {t, t, t}, 4, 3, 5}, ++seed);
+      const DType other = t == kBFloat16 ? kFloat32 : kBFloat16;
+      CheckCase({"layer_norm", {shape, columns, columns}, {{"eps", 1e-5}}, {t, other, t}, 4, 9, 10}, ++seed);
       CheckCase({"rms_norm", {shape, columns}, {{"eps", 1e-5}}, {t, t}}, ++seed);
       CheckCase({"layer_norm_grad", {shape, shape, columns, rows, rows}, {}, {t, t, t, kFloat32, kFloat32}},
                 ++seed);
