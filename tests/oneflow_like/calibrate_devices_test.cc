@@ -223,8 +223,8 @@ TEST_F(CalibrateDevices, PredictsStepsOfACardThatGetsHot) {
       for (const plan::Kernel& kernel : actor.kernel())
         if (actor.feed().empty() && actor.fetch().empty())
           seconds +=
-              actor.acts() * (1.5e-6 + SecondsOfCard(kernel) *
-                                           (KindOfWork(kernel.category()) == Work::Kind::kOther ? 1 : 1.1));
+              actor.acts() * (5e-6 + SecondsOfCard(kernel) *
+                                         (KindOfWork(kernel.category()) == Work::Kind::kOther ? 1 : 1.1));
     return seconds;
   };
   CalibrateOptions options = Small(kMostModels);
