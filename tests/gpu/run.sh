@@ -422,7 +422,7 @@ calibrate() {
   took=$(($(date +%s) - began_here))
   cat "$card"
   wrong=0 text="calibrated in $took s"
-  for name in gpt_124M llama_160m moe_64; do
+  for name in gpt_124M llama_160m moe_64 resnet_50 bert_base; do
     flags=$(flags_of "$name")
     program=${flags%% *}
     # shellcheck disable=SC2086
