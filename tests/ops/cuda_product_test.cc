@@ -591,6 +591,46 @@ TEST(CudaProduct, Epilogues) {
   }
 }
 
+// However A lies, also within wider rows: op(A) summed over K.
+TEST(CudaProduct, SumsApartOfAllLayouts) {
+  const int64_t m = 9, n = 16, k = 300, wider = 3;
+  for (const bool across : {false, true})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      Bench bench;
+      std::mt19937_64 random(31);
+      Tensor x(dtype, {k, m}), dy(dtype, across ? Dims{n, k + wider} : Dims{k, n + wider}),
+          dw(DType::kFloat32, {m, n}), sums(DType::kFloat32, {n});
+      x.Draw(&random);
+      dy.Draw(&random);
+      const int64_t to_next_n = across ? k + wider : 1, to_next_k = across ? 1 : n + wider;
+      GemmDescriptor d = DescribeGemm({m, n, k, 1, m, to_next_k, to_next_n, n, 1});
+      ASSERT_TRUE(d.swapped);
+      ASSERT_EQ(d.transposed_a, across);
+      d.epilogue = Epilogue::kBiasGradA;
+      d.choice = kSumsApart + 1;
+      d.in = static_cast<int32_t>(dtype);
+      d.alignment = 2;
+      GemmOperands p;
+      p.a = bench.Upload(dy.memory.data(), dy.memory.size());
+      p.b = bench.Upload(x.memory.data(), x.memory.size());
+      p.d = bench.Device(dw.memory.size());
+      p.bias = bench.Device(sums.memory.size());
+      p.workspace = bench.launch.workspace;
+      ASSERT_TRUE(MakeProduct(d)->Launch(p, bench.launch).ok());
+      bench.Download(dw.memory.data(), p.d, dw.memory.size());
+      bench.Download(sums.memory.data(), p.bias, sums.memory.size());
+      for (int64_t j = 0; j < n; ++j) {
+        float sum = 0, product = 0;
+        for (int64_t l = 0; l < k; ++l) {
+          sum += dy.At(l * to_next_k + j * to_next_n);
+          product += x.At(l * m) * dy.At(l * to_next_k + j * to_next_n);
+        }
+        EXPECT_NEAR(sums.At(j), sum, 1e-4) << "across " << across << ", sum " << j << ", seed 31";
+        EXPECT_NEAR(dw.At(j), product, 1e-4) << "across " << across << ", product " << j << ", seed 31";
+      }
+    }
+}
+
 // That one launch of the kernel enqueues. The bench ends here, so the next begins with an emulator that is
 // empty.
 int64_t OperationsOf(const std::string& op, const Attrs& attrs, Tensors& in, Tensors& out) {
