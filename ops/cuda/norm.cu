@@ -50,11 +50,10 @@ struct RowPart {
 
   OFL_DEVICE void Read(const T* row, int me, int size, int width) {
     OFL_UNROLL
-    for (int p = 0; p < kPacks; ++p) ReadPack(p, row, me, size, width);
-  }
-  OFL_DEVICE void ReadPack(int p, const T* row, int me, int size, int width) {
-    const int c = (me + p * size) * N;
-    if (c < width) words[p] = WordsAt(row + c);
+    for (int p = 0; p < kPacks; ++p) {
+      const int c = (me + p * size) * N;
+      if (c < width) words[p] = WordsAt(row + c);
+    }
   }
   OFL_DEVICE static uint4 WordsAt(const T* row) { return *reinterpret_cast<const uint4*>(row); }
   OFL_DEVICE Pack<float, N> At(int p) const { return Floats(words[p]); }
@@ -414,9 +413,9 @@ OFL_DEVICE void PutSums(const float (&mine)[kPacks][N], int team, int me, int si
 }
 
 // While a row is worked on, the next one's elements and statistics are on their way, and its own residual,
-// unless rows are so long that registers have room for the sums alone: then a row is read again after its
-// sums. Gamma is in shared memory, four columns of each thread's next to each other. Teams of a block take
-// turns together.
+// unless rows are so long that registers have room for the sums of gamma alone: then a row is read again
+// after its sums. Gamma is in shared memory, four columns of each thread's next to each other; of such long
+// rows the sums of beta are. Teams of a block take turns together.
 template <typename T, bool kCentred, bool kWarps, int kPacks>
 OFL_KERNEL void __launch_bounds__(MostGradThreads(kWarps, kPacks), 1)
     NormGradRows(const T* dy, const T* x, const T* residual, T* dx, NormGradOperands op) {
@@ -426,7 +425,8 @@ OFL_KERNEL void __launch_bounds__(MostGradThreads(kWarps, kPacks), 1)
   const int size = kWarps ? 32 : op.size, team = static_cast<int>(threadIdx.x) / size;
   const int me = static_cast<int>(threadIdx.x) - team * size, teams = static_cast<int>(blockDim.x) / size;
   const int64_t stride = int64_t{gridDim.x} * teams;
-  float4* gammas = DynamicShared<float4>();
+  constexpr bool kBetaShared = kCentred && !kAhead;  // of the block's one team
+  float4* shared = DynamicShared<float4>();
   float to_gamma[kPacks][N] = {}, to_beta[kPacks][N] = {};
   using Part = RowPart<T, kPacks>;
   Part d, v, next_d, next_v, beside;
@@ -434,10 +434,8 @@ OFL_KERNEL void __launch_bounds__(MostGradThreads(kWarps, kPacks), 1)
   int turn = 0;
   const auto read = [&](int64_t row, Part* d_of, Part* v_of, float* mean_of, float* rstd_of) {
     if (row >= op.rows) return;
-    if constexpr (kAhead) {
-      d_of->Read(dy + row * op.width, me, size, op.width);
-      v_of->Read(x + row * op.width, me, size, op.width);
-    }
+    d_of->Read(dy + row * op.width, me, size, op.width);
+    v_of->Read(x + row * op.width, me, size, op.width);
     if (kCentred) *mean_of = op.mean.At(row);
     *rstd_of = op.rstd.At(row);
   };
@@ -447,18 +445,19 @@ OFL_KERNEL void __launch_bounds__(MostGradThreads(kWarps, kPacks), 1)
   for (int p = 0; p < kPacks; ++p) {
     const int c = (me + p * size) * N;
     if (team > 0 || c >= op.width) continue;
-    const Pack<float, N> gamma = FloatsAt<N>(op.gamma, c);
+    const Pack<float, N> gamma = kBetaShared ? Pack<float, N>{} : FloatsAt<N>(op.gamma, c);
     OFL_UNROLL
     for (int i = 0; i < N; i += 4)
-      gammas[(p * kOfPack + i / 4) * size + me] = {gamma.at[i], gamma.at[i + 1], gamma.at[i + 2],
+      shared[(p * kOfPack + i / 4) * size + me] = {gamma.at[i], gamma.at[i + 1], gamma.at[i + 2],
                                                    gamma.at[i + 3]};
   }
   __syncthreads();
   const auto gamma_at = [&](int p) {
+    if constexpr (kBetaShared) return FloatsAt<N>(op.gamma, (me + p * size) * N);
     Pack<float, N> gamma;
     OFL_UNROLL
     for (int i = 0; i < N; i += 4) {
-      const float4 four = gammas[(p * kOfPack + i / 4) * size + me];
+      const float4 four = shared[(p * kOfPack + i / 4) * size + me];
       memcpy(gamma.at + i, &four, sizeof(four));
     }
     return gamma;
@@ -479,14 +478,6 @@ OFL_KERNEL void __launch_bounds__(MostGradThreads(kWarps, kPacks), 1)
     TwoSums mine = {};
     OFL_UNROLL
     for (int p = 0; p < kPacks; ++p) {
-      if constexpr (!kAhead) {  // two packs at once
-        OFL_UNROLL
-        for (int q = p; q < p + 2; ++q) {
-          if (!there || p % 2 != 0) continue;
-          d.ReadPack(q, dy + row * op.width, me, size, op.width);
-          v.ReadPack(q, x + row * op.width, me, size, op.width);
-        }
-      }
       if (!there || (me + p * size) * N >= op.width) continue;
       const Pack<float, N> gamma = gamma_at(p), d_at = d.At(p), v_at = v.At(p);
       OFL_UNROLL
@@ -495,7 +486,12 @@ OFL_KERNEL void __launch_bounds__(MostGradThreads(kWarps, kPacks), 1)
         mine.a += g;
         mine.b += g * n;
         to_gamma[p][i] += dyi * n;
-        to_beta[p][i] += dyi;
+        if (!kBetaShared) to_beta[p][i] += dyi;
+      }
+      OFL_UNROLL
+      for (int i = 0; kBetaShared && i < N; i += 4) {
+        float4& to = shared[(p * kOfPack + i / 4) * size + me];
+        to = {to.x + d_at.at[i], to.y + d_at.at[i + 1], to.z + d_at.at[i + 2], to.w + d_at.at[i + 3]};
       }
     }
     TwoSums sums;
@@ -527,6 +523,15 @@ OFL_KERNEL void __launch_bounds__(MostGradThreads(kWarps, kPacks), 1)
         to.at[i] = Store<T>(to_x);
       }
       StorePack(dx + at, to);
+    }
+  }
+  OFL_UNROLL
+  for (int p = 0; kBetaShared && p < kPacks; ++p) {
+    if ((me + p * size) * N >= op.width) continue;
+    OFL_UNROLL
+    for (int i = 0; i < N; i += 4) {
+      const float4 four = shared[(p * kOfPack + i / 4) * size + me];
+      memcpy(&to_beta[p][i], &four, sizeof(four));
     }
   }
   float* sums = op.sums + int64_t{blockIdx.x} * (kCentred ? 2 : 1) * op.width;
