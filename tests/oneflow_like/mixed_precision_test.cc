@@ -76,7 +76,7 @@ TEST(MixedPlans, ProductsInFp32MayRoundWhereAsked) {
       Tensor x = model.Input("x", {4, 8, 8, 3}, DType::kFloat32);
       Tensor hidden = reshape(nn::Conv(model.scope() / "conv", x, 8, 3), {4, -1});
       Tensor y = gelu(nn::Linear(model.scope() / "linear", hidden, 16));
-      SessionOptions options;
+      TrainOptions options;
       options.dtype = dtype;
       Session session = Train(mean(y), Sgd{.lr = .1}, options);
       const Graph& graph = session.impl()->compiled.graph;
