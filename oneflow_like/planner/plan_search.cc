@@ -250,6 +250,7 @@ Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& bui
   std::vector<Neighbourhood> all;
   const bool waits = space.waits && pool_of->memory() > 0;  // else any memory will do
   if (waits) all.push_back(WaitOtherwise);
+  if (waits && space.host && pool_of->machine().host.known) all.push_back(WaitOnHost);
   if (space.cuts) all.push_back(CutOtherwise);
   if (space.cuts || waits) all.insert(all.end(), {OrderOtherwise, FlagOtherwise, DivideOtherwise});
   TrialPool& pool = *pool_of;
