@@ -19,17 +19,11 @@ Waits WaitsOf(const PlanCandidate& plan, const Session& session) {
   return waits;
 }
 
-// Whether all regions are to send messages again, if they have any.
-bool IsToGather(const Session& session) {
-  return session.impl()->compiled.options.asked.training->gather_again == true;
-}
-
-PlanCandidate WithWait(const PlanCandidate& plan, const Session& session, Waits waits,
-                       const std::string& region, Recompute mode) {
+PlanCandidate WithWait(const PlanCandidate& plan, Waits waits, const std::string& region, Recompute mode) {
   PlanCandidate candidate = plan;
   candidate.waits = std::move(waits);
   candidate.waits[region] = mode;
-  candidate.recompute = IsToGather(session) ? Recompute::kGather : Recompute::kNone;
+  candidate.recompute = Recompute::kNone;
   return candidate;
 }
 
@@ -38,19 +32,13 @@ PlanCandidate WithWait(const PlanCandidate& plan, const Session& session, Waits 
 std::vector<PlanCandidate> WaitOtherwise(const PlanCandidate& plan, const Session& session,
                                          const TrialPool&) {
   const Waits waits = WaitsOf(plan, session);
-  // Without a wait that sends again there is most likely nothing to send. Where all are to do so, all do.
-  const bool asked = IsToGather(session);
-  const auto sends = [&](const auto& wait) {
-    return asked ? WithGather(wait.second) == wait.second : GathersAgain(wait.second);
-  };
   const bool gathers =
-      asked ? std::all_of(waits.begin(), waits.end(), sends) : std::any_of(waits.begin(), waits.end(), sends);
+      std::any_of(waits.begin(), waits.end(), [](const auto& wait) { return GathersAgain(wait.second); });
   std::vector<PlanCandidate> all;
   for (const auto& [region, mode] : waits)
     for (const Recompute other : kRecomputeModes) {
-      if (gathers ? asked && WithGather(other) != other : GathersAgain(other)) continue;
-      if (other != mode && other != Recompute::kHost)
-        all.push_back(WithWait(plan, session, waits, region, other));
+      if (GathersAgain(other) && !gathers) continue;  // most likely there is nothing to send again
+      if (other != mode && other != Recompute::kHost) all.push_back(WithWait(plan, waits, region, other));
     }
   return all;
 }
@@ -60,7 +48,7 @@ std::vector<PlanCandidate> WaitOnHost(const PlanCandidate& plan, const Session& 
   std::vector<PlanCandidate> all;
   for (const auto& [region, mode] : waits)
     if (WithoutGather(mode) == Recompute::kSelective || mode == Recompute::kFull)
-      all.push_back(WithWait(plan, session, waits, region, Recompute::kHost));
+      all.push_back(WithWait(plan, waits, region, Recompute::kHost));
   return all;
 }
 
