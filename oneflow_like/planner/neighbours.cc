@@ -8,29 +8,47 @@
 
 namespace oneflow_like {
 
-std::vector<PlanCandidate> WaitOtherwise(const PlanCandidate& plan, const Session& session,
-                                         const TrialPool&) {
+namespace {
+
+// How each region of the plan waits.
+Waits WaitsOf(const PlanCandidate& plan, const Session& session) {
   Waits waits = plan.waits;
   if (waits.empty())
     for (const auto& [region, own] : session.impl()->compiled.graph.regions().all())
       if (!own) waits[region] = plan.recompute;
-  // Without a wait that sends again there is most likely nothing to send. Where all are to do so, all do.
-  const bool asked = session.impl()->compiled.options.asked.training->gather_again == true;
-  const auto sends = [&](const auto& wait) {
-    return asked ? WithGather(wait.second) == wait.second : GathersAgain(wait.second);
-  };
+  return waits;
+}
+
+PlanCandidate WithWait(const PlanCandidate& plan, Waits waits, const std::string& region, Recompute mode) {
+  PlanCandidate candidate = plan;
+  candidate.waits = std::move(waits);
+  candidate.waits[region] = mode;
+  candidate.recompute = Recompute::kNone;
+  return candidate;
+}
+
+}  // namespace
+
+std::vector<PlanCandidate> WaitOtherwise(const PlanCandidate& plan, const Session& session,
+                                         const TrialPool&) {
+  const Waits waits = WaitsOf(plan, session);
   const bool gathers =
-      asked ? std::all_of(waits.begin(), waits.end(), sends) : std::any_of(waits.begin(), waits.end(), sends);
+      std::any_of(waits.begin(), waits.end(), [](const auto& wait) { return GathersAgain(wait.second); });
   std::vector<PlanCandidate> all;
   for (const auto& [region, mode] : waits)
     for (const Recompute other : kRecomputeModes) {
-      if (gathers ? asked && WithGather(other) != other : GathersAgain(other)) continue;
-      if (other == mode || other == Recompute::kHost) continue;
-      all.push_back(plan);
-      all.back().waits = waits;
-      all.back().waits[region] = other;
-      all.back().recompute = asked ? Recompute::kGather : Recompute::kNone;
+      if (GathersAgain(other) && !gathers) continue;  // most likely there is nothing to send again
+      if (other != mode && other != Recompute::kHost) all.push_back(WithWait(plan, waits, region, other));
     }
+  return all;
+}
+
+std::vector<PlanCandidate> WaitOnHost(const PlanCandidate& plan, const Session& session, const TrialPool&) {
+  const Waits waits = WaitsOf(plan, session);
+  std::vector<PlanCandidate> all;
+  for (const auto& [region, mode] : waits)
+    if (WithoutGather(mode) == Recompute::kSelective || mode == Recompute::kFull)
+      all.push_back(WithWait(plan, waits, region, Recompute::kHost));
   return all;
 }
 

@@ -16,6 +16,9 @@ using Neighbourhood = std::vector<PlanCandidate> (*)(const PlanCandidate& plan, 
 // One region waits otherwise for its gradients, but not on the host.
 std::vector<PlanCandidate> WaitOtherwise(const PlanCandidate& plan, const Session& session,
                                          const TrialPool& pool);
+// One region waits on the host in place of being computed again.
+std::vector<PlanCandidate> WaitOnHost(const PlanCandidate& plan, const Session& session,
+                                      const TrialPool& pool);
 // One kind of weights is cut otherwise; nothing where weights are as the model is annotated.
 std::vector<PlanCandidate> CutOtherwise(const PlanCandidate& plan, const Session& session,
                                         const TrialPool& pool);

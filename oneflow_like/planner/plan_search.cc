@@ -244,12 +244,19 @@ Wave NextOpened(TrialPool* pool_of, const PlanSpace& space, std::set<std::string
   return {pool.Also(std::move(candidate))};
 }
 
+// Messages are sent again wherever values wait, as PlanSpace::gather_again says.
+void SendAgain(PlanCandidate* candidate) {
+  for (auto& [region, mode] : candidate->waits) mode = WithGather(mode);
+  candidate->recompute = candidate->waits.empty() ? WithGather(candidate->recompute) : Recompute::kGather;
+}
+
 // Returns the plans beside the fastest verdict that has a neighbourhood left. What was decided comes from
 // estimates of a step, which simulation tells apart. Few, as `acts` says, which are left.
 Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& build, int64_t* acts) {
   std::vector<Neighbourhood> all;
   const bool waits = space.waits && pool_of->memory() > 0;  // else any memory will do
   if (waits) all.push_back(WaitOtherwise);
+  if (waits && space.host && pool_of->machine().host.known) all.push_back(WaitOnHost);
   if (space.cuts) all.push_back(CutOtherwise);
   if (space.cuts || waits) all.insert(all.end(), {OrderOtherwise, FlagOtherwise, DivideOtherwise});
   TrialPool& pool = *pool_of;
@@ -266,11 +273,13 @@ Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& bui
     const PlanCandidate plan = from->trial.plan;
     const int64_t acts_of_each = std::max<int64_t>(1, from->acts);
     Wave wave;
-    for (PlanCandidate& candidate : beside(plan, build(plan), pool))
+    for (PlanCandidate& candidate : beside(plan, build(plan), pool)) {
+      if (space.gather_again) SendAgain(&candidate);
       if (acts_of_each <= *acts && !pool.Knows(candidate)) {
         wave.push_back(pool.Also(std::move(candidate)));
         *acts -= acts_of_each;
       }
+    }
     if (!wave.empty()) return wave;
   }
 }

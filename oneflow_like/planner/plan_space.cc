@@ -162,8 +162,7 @@ void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   if (algorithms) model->collectives = ToText(*algorithms);
   if (reduce_dtype) train->reduce_dtype = *reduce_dtype, train->reduce_axis = reduce_axis;
   train->recompute = open_waits ? Recompute::kAuto : recompute;
-  // A plan that computes all again says nothing of that.
-  if (!open_waits && recompute != Recompute::kFull) train->gather_again = GathersAgain(recompute);
+  if (!open_waits) train->gather_again = GathersAgain(recompute);
   // What nobody asked for is not open here: each candidate's search would take as long again.
   if (logits_tile > 0 || !train->logits_tile) train->logits_tile = logits_tile;
   if (open_cuts || !cuts.empty()) model->auto_cuts = AutoCuts::kAll;

@@ -569,6 +569,33 @@ TEST(PlanSearch, WeightsAreCutWithinHostsThatAreFarApart) {
     EXPECT_EQ(t.plan.zero_axis, "dp") << t.plan.str();
 }
 
+// Where copies to the host are fast, a block waits there in place of being computed again: simulation tells.
+TEST(PlanSearch, ABlockWaitsOnAHostThatIsFast) {
+  const GptConfig config = {.layers = 4, .width = 2048, .heads = 16, .context = 1024, .vocabulary = 256};
+  Machine machine = ReadTopology(OFL_SOURCE_DIR "/examples/topologies/h100.txt");
+  machine.host.bandwidth = 450e9;
+  PlanSpace space{.kind = "cuda", .devices = 1, .batch = 8};
+  space.micro_batches = 1;
+  space.zero = 0;
+  space.waits = true;
+  const BuildPlan build = BuildGpt(config, space.batch, DType::kBFloat16);
+  PlanCandidate kept;
+  kept.mesh = Mesh("cuda", {{"dp", 1}, {"tp", 1}, {"pp", 1}});
+  PlanCandidate least = kept;
+  least.recompute = Recompute::kFull;
+  const int64_t memory = (BytesOf(build(kept)) + BytesOf(build(least))) / 2;
+  const PlanSearchResult found = SearchPlans(space, machine, build, {.memory = memory});
+  space.host = false;
+  const PlanSearchResult here = SearchPlans(space, machine, build, {.memory = memory});
+  const auto on_host = [](const PlanCandidate& plan) {
+    return std::any_of(plan.waits.begin(), plan.waits.end(),
+                       [](const auto& wait) { return wait.second == Recompute::kHost; });
+  };
+  EXPECT_TRUE(on_host(found.chosen())) << found.Text();
+  EXPECT_FALSE(on_host(here.chosen())) << here.Text();
+  EXPECT_LT(found.best[0].seconds, here.best[0].seconds);
+}
+
 TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {
   std::mt19937 random(500);
   PlanSpace space = DrawSpace(&random, 4, 4);
