@@ -52,7 +52,7 @@ struct Trial {
   BoundRule rule;
   std::vector<DType> out_dtypes;
   std::vector<Value> in, out;
-  Status status;  // of the reference kernel
+  Status status;                    // of the reference kernel
   DType partial = DType::kFloat32;  // what partial results are rounded to, of a fp32 result too
 };
 
@@ -76,9 +76,10 @@ void RunCut(const Trial& trial, const std::vector<Value>& whole, const MakeKerne
             const OracleMesh& mesh, const std::vector<Signature>& signatures, Report* report);
 
 // Compares element by element within the tolerance of the type, or of the type of partial results where that
-// is narrower, adding at most one failure.
+// is narrower, adding at most one failure. `magnitudes`: of values that were rounded before they were summed,
+// the sums of their absolute values, by element; empty: there are none.
 bool Compare(const std::string& what, const Value& got, const Value& want, bool exact, Report* report,
-             DType partial = DType::kFloat32);
+             DType partial = DType::kFloat32, const std::vector<double>& magnitudes = {});
 
 struct CheckOptions {
   bool vary = true;            // Vary() each sample
@@ -215,23 +216,24 @@ inline Trial MakeTrial(const OpDef& def, const Sample& sample, const MakeKernel&
 }
 
 // f32: 2e-5 relative and absolute, for other orders of summation; 16-bit types: some roundings more or less,
-// of partial results too. Integers and flags are equal.
-inline double Tolerance(DType dtype, double want) {
+// of partial results too, each by a share of its own `magnitude`. Integers and flags are equal.
+inline double Tolerance(DType dtype, double want, double magnitude) {
   if (dtype == DType::kFloat32) return 2e-5 * (1 + std::fabs(want));
-  if (dtype == DType::kBFloat16) return 0x1p-6 * (1 + std::fabs(want));
-  if (dtype == DType::kFloat16) return 0x1p-9 * (1 + std::fabs(want));
+  const double rounded = std::max(std::fabs(want), magnitude);
+  if (dtype == DType::kBFloat16) return 0x1p-6 * (1 + rounded);
+  if (dtype == DType::kFloat16) return 0x1p-9 * (1 + rounded);
   return 0;
 }
 
 inline bool Compare(const std::string& what, const Value& got, const Value& want, bool exact, Report* report,
-                    DType partial) {
+                    DType partial, const std::vector<double>& magnitudes) {
   const bool floats = IsFloating(want.dtype());
   for (int64_t i = 0; i < want.elements(); ++i) {
-    double g = got.Get(i), w = want.Get(i);
-    bool same =
-        g == w || (std::isnan(g) && std::isnan(w)) ||
-        (!exact && std::isfinite(w) &&
-         std::fabs(g - w) <= std::max(Tolerance(want.dtype(), w), floats ? Tolerance(partial, w) : 0));
+    double g = got.Get(i), w = want.Get(i), magnitude = magnitudes.empty() ? 0 : magnitudes[i];
+    bool same = g == w || (std::isnan(g) && std::isnan(w)) ||
+                (!exact && std::isfinite(w) &&
+                 std::fabs(g - w) <= std::max(Tolerance(want.dtype(), w, magnitude),
+                                              floats ? Tolerance(partial, w, magnitude) : 0));
     if (same && ((std::isfinite(g) && IsFloating(got.dtype())) || !got.Poisoned(i))) continue;
     report->Fail(Cat(got.Poisoned(i) ? "unwritten: " : "value: ", what, " element ", i, " of ",
                      want.shape().str(), " is ", g, ", whole it is ", w));
@@ -326,9 +328,9 @@ inline Cutting CutInput(const Value& whole, const NdSbp& sbp, const std::vector<
 }
 
 // Puts an output together again: copies must be equal, parts are placed, partial values folded in member
-// order.
+// order. Of partial sums, `magnitudes` are the sums of their absolute values, by element.
 inline bool Assemble(const std::string& what, const Cutting& cut, const std::vector<int>& sizes, Value* whole,
-                     Report* report) {
+                     std::vector<double>* magnitudes, Report* report) {
   Reduce fold = Reduce::kNone;
   for (const Sbp& s : cut.sbp) {
     if (!s.is_partial()) continue;
@@ -370,6 +372,11 @@ inline bool Assemble(const std::string& what, const Cutting& cut, const std::vec
   if (count == 1) {
     *whole = std::move(terms[0]);
     return true;
+  }
+  if (fold == Reduce::kSum) {
+    magnitudes->assign(whole->elements(), 0);
+    for (const Value& term : terms)
+      for (int64_t i = 0; i < term.elements(); ++i) (*magnitudes)[i] += std::fabs(term.Get(i));
   }
   Box box = Box::Whole(whole->shape());
   std::vector<Piece> from;
@@ -469,10 +476,14 @@ inline void RunCut(const Trial& trial, const std::vector<Value>& whole, const Ma
   std::vector<Cutting> in, out;
   // An operator that rounds must not carry partial values: terms much larger than their sum show when one
   // does.
-  bool narrows = false;
+  bool narrows = false, carries = false;
   for (size_t i = 0; i < trial.in.size(); ++i) {
     DType dtype = trial.in[i].dtype();
-    for (DType out : trial.out_dtypes) narrows |= IsFloating(dtype) && SizeOf(out) < SizeOf(dtype);
+    for (DType out : trial.out_dtypes) {
+      if (!IsFloating(dtype) || SizeOf(out) >= SizeOf(dtype)) continue;
+      narrows = true;
+      for (const Signature& s : signatures) carries |= s.in.at(i).is_partial();
+    }
   }
   for (size_t i = 0; i < trial.in.size(); ++i) {
     in.push_back(CutInput(trial.in[i], nd(false, i), mesh.sizes, narrows ? 64 : 3, &draws));
@@ -497,8 +508,11 @@ inline void RunCut(const Trial& trial, const std::vector<Value>& whole, const Ma
     Value got(trial.out_dtypes[o], trial.out[o].shape());
     got.Poison();
     std::string name = Cat(what, " output ", o);
-    if (!Assemble(name, out[o], mesh.sizes, &got, report)) return;
-    if (!Compare(name, got, exact ? whole[o] : trial.out[o], exact, report, trial.partial)) return;
+    std::vector<double> magnitudes;
+    if (!Assemble(name, out[o], mesh.sizes, &got, &magnitudes, report)) return;
+    if (carries) magnitudes.clear();  // its roundings must not be larger than the result's
+    if (!Compare(name, got, exact ? whole[o] : trial.out[o], exact, report, trial.partial, magnitudes))
+      return;
   }
 }
 

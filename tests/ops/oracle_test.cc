@@ -5,8 +5,10 @@
 // ctest: seconds=30 long=25
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -330,6 +332,61 @@ TEST(PlantedMistakes, LocalPositionsTakenForGlobalOnes) {
   // These take ids of other ranks' classes for errors of the user's.
   EXPECT_GT(WithoutRange("cross_entropy_grad").failed, 0);
   EXPECT_GT(WithoutRange("one_hot").failed, 0);
+}
+
+// Runs `fn`, and then multiplies what a piece from inside the whole adds to partial sums.
+class MiscountsPieces : public Kernel {
+ public:
+  MiscountsPieces(KernelFn fn, double times) : fn_(fn), times_(times) {}
+  Status Run(const KernelContext& context) override {
+    Status status = fn_(context);
+    const bool inside = std::any_of(context.in.begin(), context.in.end(), [](const TensorArg& arg) {
+      return arg.begin != Dims(arg.begin.rank(), int64_t{0});
+    });
+    for (const TensorArg& arg : context.out) {
+      if (!inside || arg.extent != arg.global) continue;
+      Value value(arg.dtype, arg.extent);
+      std::memcpy(value.data(), arg.data, value.bytes());
+      for (int64_t i = 0; i < value.elements(); ++i) value.Set(i, times_ * value.Get(i));
+      std::memcpy(arg.data, value.data(), value.bytes());
+    }
+    return status;
+  }
+
+ private:
+  KernelFn fn_;
+  double times_;
+};
+
+// Partial sums in a 16-bit type are each rounded by a share of themselves, which may be more than their sum:
+// that one is left out, or counted twice, is seen all the same, in each signature.
+TEST(PlantedMistakes, APartialSumLeftOutOrCountedTwice) {
+  const auto sums = [](const Sbp& s) { return s.is_partial() && s.fold == Reduce::kSum; };
+  for (const auto& [name, dtype] :
+       {std::pair("matmul", DType::kBFloat16), std::pair("matmul", DType::kFloat16),
+        std::pair("attention_grad", DType::kBFloat16)}) {
+    const OpDef& def = BuiltinCatalog().Get(name);
+    Sample sample = def.samples[0];
+    sample.dtypes = InputTypes(sample);
+    for (size_t i = 0; i < std::min<size_t>(sample.in.size(), 5); ++i) sample.dtypes[i] = dtype;
+    const Trial trial = MakeTrial(def, sample, ReferenceOf(def), false);
+    for (double times : {1.0, 0.0, 2.0}) {
+      Report report;
+      for (int size : {2, 3}) {
+        for (const Signature& s : PlainSignatures(trial.rule, {1}, size)) {
+          if (std::none_of(s.out.begin(), s.out.end(), sums) || std::any_of(s.in.begin(), s.in.end(), sums))
+            continue;
+          const auto wrong = [&](const KernelSpec&) {
+            return std::make_unique<MiscountsPieces>(def.reference, times);
+          };
+          RunCut(trial, trial.out, wrong, {{size}, false}, {s}, &report);
+        }
+      }
+      EXPECT_GT(report.cases, 0) << trial.text;
+      EXPECT_EQ(report.failed, times == 1.0 ? 0 : report.cases)
+          << trial.text << ": pieces inside count " << times << " times: " << report.str();
+    }
+  }
 }
 
 // A gradient with a factor missing is seen by the differences.
