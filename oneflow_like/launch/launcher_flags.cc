@@ -31,7 +31,7 @@ std::vector<FlagGroup> LauncherGroups() {
          "false uses its first."},
         {"tf32",
          &f.tf32,
-         "Rounds the operands of matrix products and convolutions in fp32 to TF32 (on GPUs), which is "
+         "Lets matrix products and convolutions in fp32 round their operands to TF32 (on GPUs), which is "
          "several times as fast.",
          {},
          kKept},

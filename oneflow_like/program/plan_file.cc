@@ -28,8 +28,8 @@ namespace oneflow_like {
 namespace {
 
 // "--plan=FILE: line 4: mesh cpu:dp=2", of what stands in a line by SavedPlan::lines.
-std::string LineOf(const SavedPlan& plan, const std::string& where, const std::string& key,
-                   const std::string& value) {
+std::string LineInFile(const SavedPlan& plan, const std::string& where, const std::string& key,
+                       const std::string& value) {
   const size_t space = key.find(' ');
   const auto line = plan.lines.find(key);
   return Cat(where, ": ", line == plan.lines.end() ? "" : Cat("line ", line->second, ": "),
@@ -46,26 +46,26 @@ std::string NumbersText(const std::vector<int64_t>& numbers) {
 void RequireMeshOf(const SavedPlan& plan, const std::string& where) {
   const Decisions& d = plan.decisions;
   const std::string mesh = d.mesh.str();
-  RequireMeshSize(d.mesh, LineOf(plan, where, "mesh", mesh));
+  RequireMeshSize(d.mesh, LineInFile(plan, where, "mesh", mesh));
   for (const auto& [what, on, axis] :
        {std::tuple{"context_parallel", d.context_parallel, "cp"}, {"ulysses", d.ulysses, "sp"}})
     if (on && d.mesh.FindAxes(axis).empty())
-      Fail(LineOf(plan, where, what, "1"), " cuts sequences over mesh axis ", axis, ", which the mesh ", mesh,
-           " of line ", plan.lines.at("mesh"), " lacks; leave the line out");
+      Fail(LineInFile(plan, where, what, "1"), " cuts sequences over mesh axis ", axis, ", which the mesh ",
+           mesh, " of line ", plan.lines.at("mesh"), " lacks; leave the line out");
   const MeshAxes pp = d.mesh.FindAxes("pp");
   const auto of_stages = [&](const MeshAxes& axes) { return !pp.empty() && HasAxis(axes, pp[0]); };
   constexpr const char* kWhy = ": pp divides a model into stages, each with its weights, and cuts none";
   if (of_stages(ZeroAxes(d)))
-    Fail(LineOf(plan, where, "zero", Cat(d.zero, " over ", d.zero_axis)), kWhy, "; name other axes of ",
+    Fail(LineInFile(plan, where, "zero", Cat(d.zero, " over ", d.zero_axis)), kWhy, "; name other axes of ",
          mesh);
   for (const auto& [weight, cut] : d.cuts)
     for (const auto& [entry, sbp] : cut.fixed)
       if (sbp.is_split() && of_stages({entry - 1}))
-        Fail(LineOf(plan, where, "weight " + weight, Cat("pp:", sbp.str())), kWhy, "; name another axis of ",
-             mesh);
+        Fail(LineInFile(plan, where, "weight " + weight, Cat("pp:", sbp.str())), kWhy,
+             "; name another axis of ", mesh);
   for (const auto& [stack, blocks] : d.stages)
     if (d.mesh.SizeAlong(pp) == 1)
-      Fail(LineOf(plan, where, "blocks " + stack, NumbersText(blocks)),
+      Fail(LineInFile(plan, where, "blocks " + stack, NumbersText(blocks)),
            " divides blocks over stages, but the mesh ", mesh, " has one stage; leave the line out");
 }
 
@@ -308,7 +308,7 @@ void RequirePlanFits(const GivenPlan& given, const Model& model) {
   const ModelImpl& impl = *model.impl();
   for (const auto& [weight, cut] : d.cuts) {
     const auto known = impl.variables.find(weight);
-    const std::string line = LineOf(plan, where, "weight " + weight, ToText(d.mesh, cut));
+    const std::string line = LineInFile(plan, where, "weight " + weight, ToText(d.mesh, cut));
     if (known == impl.variables.end()) Fail(line, ": the model has no weight of that name");
     for (const auto& [entry, sbp] : cut.fixed)
       if (const Dims& shape = known->second.shape; sbp.is_split() && sbp.axis >= shape.rank())
@@ -317,9 +317,9 @@ void RequirePlanFits(const GivenPlan& given, const Model& model) {
   }
   for (const auto& [region, how] : d.waits)
     if (impl.graph.regions().all().count(region) == 0)
-      Fail(LineOf(plan, where, "wait " + region, Name(how)), ": the model has no region of that name");
+      Fail(LineInFile(plan, where, "wait " + region, Name(how)), ": the model has no region of that name");
   for (const auto& [stack, blocks] : d.stages) {
-    const std::string line = LineOf(plan, where, "blocks " + stack, NumbersText(blocks));
+    const std::string line = LineInFile(plan, where, "blocks " + stack, NumbersText(blocks));
     const auto& all = impl.graph.stacks;
     const auto here = std::find_if(all.begin(), all.end(), [&](const auto& s) { return s.name == stack; });
     if (here == all.end()) Fail(line, ": the model has no blocks that begin with that one");
