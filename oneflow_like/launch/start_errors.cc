@@ -80,11 +80,35 @@ void PrintError(const std::string& message) {
   std::cerr << "error: " << message << std::endl;
 }
 
+namespace {
+
+// ReadIdentity; of a number that is not less than that of the processes, too, which only this process has.
+ProcessIdentity IdentityToTell() {
+  try {
+    return ReadIdentity(std::getenv);
+  } catch (const Error&) {
+    int given = 0;
+    ProcessIdentity identity = ReadIdentity([&](const char* name) -> const char* {
+      const char* text = std::getenv(name);
+      const std::string asked = name;
+      if (text == nullptr || (asked != "RANK" && asked != "JOB_COMPLETION_INDEX" && asked != "SLURM_PROCID"))
+        return text;
+      given = std::atoi(text);
+      return "1";
+    });
+    if (given < identity.processes) throw;  // something else is wrong
+    identity.process = given;
+    return identity;
+  }
+}
+
+}  // namespace
+
 void TellOthers(const std::string& why) {
   constexpr double kPatience = 5;  // seconds; processes of a job start at about the same time
   try {
     if (AsksPmix(std::getenv)) return;
-    const ProcessIdentity identity = ReadIdentity(std::getenv);
+    const ProcessIdentity identity = IdentityToTell();
     if (identity.alone()) return;
     EndBeforeStart(identity, {.process = identity.process, .host = HostName(), .pid = getpid()}, why,
                    kPatience);

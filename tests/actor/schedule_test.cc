@@ -152,7 +152,7 @@ Measured RunOnce(int p, int m, double act_seconds) {
 // Other work on this machine delays some acts by milliseconds, however long they are. So half of the acts
 // tell what handing over costs, and the time of a step is measured with longer acts where it was disturbed.
 TEST(Schedule, OneForwardOneBackwardInRealTime) {
-  constexpr int kTries = 15, kTriesOfALength = 3;
+  constexpr int kTries = 18, kTriesOfALength = 3;
   for (int p = 2; p <= 4; ++p) {
     for (int m : {4, 8, 16}) {
       double busy = 2.0 * m, ideal = busy * (1 + (p - 1.0) / m);

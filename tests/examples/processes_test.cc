@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "core/error.h"
+
 namespace oneflow_like {
 namespace {
 
@@ -129,6 +131,20 @@ TEST_F(ProcessesTest, WrongFlagsOfOneProcessEndAll) {
          {"error: process " + std::to_string(wrong) + " (host ", ") has ended before the start: " + message})
       EXPECT_NE(job[right].err().find(part), std::string::npos) << part << "\n" << job.Said();
   }
+}
+
+// A number that no process of the job can have is wrong in one process only, which tells the others.
+TEST_F(ProcessesTest, AWrongNumberOfOneProcessEndsAll) {
+  const std::string job = Cat("env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=", FreePort());
+  const std::string program =
+      Cat(" " OFL_BINARY_DIR "/examples/gpt --text=", text_, " --steps=1 --mesh=cpu:dp=2 --start_timeout=20");
+  const ShellOutcome o = Shell(Cat(job, " RANK=0", program, " & ", job, " RANK=2", program,
+                                   "; refused=$?; wait $!; echo codes $refused $?"));
+  const std::string message =
+      "the environment variable RANK is 2 but WORLD_SIZE is 2; processes are numbered from 0 to 1";
+  for (const std::string& part : {"error: " + message, std::string("error: process 2 (host "),
+                                  ") has ended before the start: " + message, std::string("codes 64 64")})
+    EXPECT_NE(o.output.find(part), std::string::npos) << part << "\n" << o.output;
 }
 
 }  // namespace

@@ -229,7 +229,7 @@ TEST(PipelineTest, ATrainingHasWorkForEveryStage) {
 // Waiting takes no core, but other work on this machine delays some acts by milliseconds, however long they
 // are: of some tries, later ones with longer waits, the one closest to the schedule's own counts.
 void ExpectBubble(WaitingPipeline* pipeline, int stages, double paper, const std::string& where) {
-  constexpr int kTries = 15, kTriesOfALength = 3;
+  constexpr int kTries = 18, kTriesOfALength = 3;
   double closest = 1e300;
   stretch = 1;
   for (int attempt = 0; attempt < kTries && std::abs(closest - paper) > 0.05; ++attempt) {

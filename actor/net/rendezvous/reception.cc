@@ -220,10 +220,14 @@ void Reception::Welcome(Connection* c, const std::string& frame) {
   if (!hello.ParseFromString(frame)) return Drop(c, "it has the token, but its hello cannot be read");
   PeerInfo peer = FromWire(hello.peer());
   const PeerInfo& me = seats_[0].peer;
-  if (hello.job() != identity_.job)
+  if (hello.job() != identity_.job) {
+    ++other_jobs_;
+    last_other_ = Cat(Who(peer), " from ", c->from, ", which belongs to job '", hello.job(), "' instead of '",
+                      identity_.job, "'");
     return Refuse(c, Cat(Who(peer), " belongs to job '", hello.job(), "', but process 0, which listens at ",
                          reach_, ", to job '", identity_.job, "': give each job a port of its own"));
-  came_.insert(peer.process);
+  }
+  if (peer.process >= 0 && peer.process < identity_.processes) came_.insert(peer.process);
   if (!failure_.empty()) return Refuse(c, failure_);
   if (!hello.ends().empty()) End(peer, hello.ends());
   if (!ended_.empty()) return TellEnd(c);
@@ -381,8 +385,16 @@ std::string Reception::Missing() const {
                          " not come within ", options_.timeout, " s; process 0 (host ", seats_[0].peer.host,
                          ") waits at ", reach_);
   if (wrong_tokens_ > 0)
-    text += Cat("; ", wrong_tokens_, wrong_tokens_ == 1 ? " connection" : " connections",
-                " showed a wrong token, the last one from ", last_wrong_);
+    text += Cat("; ", wrong_tokens_, wrong_tokens_ == 1 ? " connection was" : " connections were",
+                " refused because of a wrong token, the last one from ", last_wrong_,
+                ": ONEFLOW_LIKE_TOKEN must be the same text on all processes");
+  if (other_jobs_ > 0)
+    text += Cat("; ", other_jobs_, other_jobs_ == 1 ? " process was" : " processes were",
+                " refused as of another job, the last one ", last_other_);
+  if (wrong_tokens_ + other_jobs_ == 0 && identity_.launcher == "torchrun")
+    text +=
+        "; see that each process runs with a RANK of its own and with process 0's MASTER_ADDR and "
+        "MASTER_PORT";
   return text;
 }
 

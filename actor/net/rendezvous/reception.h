@@ -82,8 +82,9 @@ class Reception {
   double no_accept_ = 0;  // until then nothing is accepted: out of descriptors
   int strangers_ = 0;     // connections that have not identified themselves yet
   int most_strangers_ = 0;
-  int64_t dropped_ = 0, wrong_tokens_ = 0;
+  int64_t dropped_ = 0, wrong_tokens_ = 0, other_jobs_ = 0;
   std::string last_wrong_;  // where the last wrong token came from
+  std::string last_other_;  // the last process of another job
 };
 
 }  // namespace oneflow_like

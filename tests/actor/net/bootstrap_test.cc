@@ -387,7 +387,9 @@ TEST(BootstrapTest, AWrongTokenIsToldAndStopsNobody) {
   missing.Start(0);
   refusal(missing);
   missing.Wait();
-  ExpectHas(missing.errors[0], {"process 1 of 2 has not come", "wrong token", "127.0.0.1"});
+  ExpectHas(missing.errors[0],
+            {"process 1 of 2 has not come", "1 connection was refused because of a wrong token",
+             "the last one from 127.0.0.1", "ONEFLOW_LIKE_TOKEN must be the same text"});
 }
 
 // Two jobs that were given one port and one token: whoever of the other comes first takes nobody's place.
@@ -414,6 +416,50 @@ TEST(BootstrapTest, ProcessesOfAnotherJobAreToldSoAlone) {
       EXPECT_TRUE(table.empty());
     }
   }
+}
+
+// Those that wait in vain hear of it, and, where nobody was refused, what to look at.
+TEST(BootstrapTest, WhoWasRefusedIsSaidOfTheMissing) {
+  ThreadJob job(4, {.timeout = 1.5});
+  job.identity.job = "a";
+  job.identity.launcher = "torchrun";
+  job.Start(0);
+  job.Start(1);
+  std::vector<PeerInfo> table;
+  std::string error;
+  ProcessIdentity other = job.identity;
+  other.job = "b";
+  other.process = 3;
+  job.Run(other, Peer(3), &table, &error);
+  job.Wait();
+  ExpectHas(error, {"process 3 (host host1", "belongs to job 'b', but process 0"});
+  for (int p : {0, 1}) {
+    ExpectHas(job.errors[p], {"processes 2 and 3 of 4 have not come",
+                              "1 process was refused as of another job", "the last one process 3 (host host1",
+                              "from 127.0.0.1", "which belongs to job 'b' instead of 'a'"});
+    EXPECT_EQ(job.errors[p].find("see that each process runs"), std::string::npos) << job.errors[p];
+  }
+  ThreadJob silent(2, {.timeout = 0.3});
+  silent.identity.launcher = "torchrun";
+  silent.Start(0);
+  silent.Wait();
+  ExpectHas(silent.errors[0],
+            {"process 1 of 2 has not come", "with a RANK of its own and with process 0's MASTER_ADDR"});
+}
+
+// A number that no process has ends all at once, too.
+TEST(BootstrapTest, AProcessWithoutASeatThatEndsIsToldToAll) {
+  ThreadJob job(3);
+  job.Start(0);
+  job.Start(2);
+  ProcessIdentity as = job.identity;
+  as.process = 5;
+  EndBeforeStart(as, Peer(5), "RANK is 5", 30);
+  Sleep(0.1);
+  job.Start(1);  // heard a little later
+  job.Wait();
+  for (int p : {0, 1, 2})
+    ExpectHas(job.errors[p], {"process 5 (host host1", "has ended before the start: RANK is 5"});
 }
 
 TEST(BootstrapTest, WhoLeavesMayComeAgain) {
