@@ -209,9 +209,9 @@ struct ModelOptions {
   // Every `check_replicas` steps of a training, and before a save, copies of variables on several ranks are
   // compared bit for bit, which waits for steps in flight; a difference ends the run with an Error. 0: never.
   int64_t check_replicas = 0;
-  // On GPUs, time cuBLASLt's proposals for each product of a plan when it is loaded, and take the fastest: a
-  // second or two, unless an earlier run has kept its choices on disk. Off: its first proposals, which makes
-  // the same bits more likely on machines of one kind.
+  // On GPUs, time cuBLASLt's proposals for each product of a plan when it is loaded, and take the fastest:
+  // one to three seconds, unless an earlier run has kept its choices on disk. Off: its first proposals, which
+  // makes the same bits more likely on machines of one kind.
   bool tune = true;
   // On GPUs, matrix products and convolutions in fp32 round their operands to TF32 (10 bits of mantissa) and
   // run on tensor cores: several times as fast, and losses agree with those of a CPU to some 1e-3 only.

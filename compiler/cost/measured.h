@@ -39,7 +39,7 @@ struct MeasuredKernel {
   // which is the longer one where they differ much.
   bool overlap = false;
 
-  // Of a kernel with so much work: what its amounts take, added up unless they overlap.
+  // The seconds of a kernel with this work: the sum of its units' seconds unless they overlap.
   double SecondsOf(const Work& work) const;
   bool operator==(const MeasuredKernel&) const = default;
 };

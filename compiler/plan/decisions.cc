@@ -75,7 +75,7 @@ int64_t ParseNumber(std::string_view text, int64_t least, int64_t most) {
   return number;
 }
 
-// What a plan has a line for only where it is on.
+// Reads the value of a line that a plan has only if the option is on.
 bool ParseOn(std::string_view what, std::string_view text) {
   if (text != "1") Fail("'", what, " ", text, "' must be '", what, " 1'; a plan without it lacks the line");
   return true;
@@ -288,8 +288,7 @@ std::string ToText(const SavedPlan& plan) {
     text += Cat(" ", Quoted(name), "\n");
   }
   for (const auto& [name, how] : d.waits) text += Cat("wait ", Name(how), " ", Quoted(name), "\n");
-  for (const auto& [name, cut] : d.cuts)
-    text += Cat("weight ", ToText(d.mesh, cut), " ", Quoted(name), "\n");
+  for (const auto& [name, cut] : d.cuts) text += Cat("weight ", ToText(d.mesh, cut), " ", Quoted(name), "\n");
   return text + "end\n";
 }
 

@@ -69,8 +69,8 @@ struct SavedPlan {
   Decisions decisions;
   std::string model;    // ModelMark of its weights
   std::string machine;  // MachineText: what is assumed of devices and links
-  // Of a text that was read: the number of each line, for messages, by what stands there ("zero"), with its
-  // name where a plan has several ("weight block0/mlp/up").
+  // The numbers of the lines that were read, for messages. The key is the line's first word ("zero"), and its
+  // name, too, if a plan has several such lines ("weight block0/mlp/up").
   std::map<std::string, int> lines = {};
 };
 std::string ToText(const SavedPlan& plan);

@@ -22,7 +22,7 @@ void OrderActs(const Graph& graph, LogicalPlan* plan);
 enum class PlanDetail : uint8_t { kWhole, kOutline, kMemory };
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
                      PlanDetail detail = PlanDetail::kWhole);
-// Of more ranks the first of each stage stands for the others where memory is summed up.
+// On meshes of more ranks, memory is summed up for the first rank of each stage alone.
 inline constexpr int kManyRanks = 64;
 // For each rank the first one whose plan needs the same memory: both take part in the same segments with
 // pieces of the same extents, and so do, in their order, the members of all groups they may be in. For meshes

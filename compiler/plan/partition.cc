@@ -205,7 +205,8 @@ void AddVariables(const RankOfMesh& rank, const LogicalPlan& logical, plan::Plan
 
 using Numbers = std::vector<int64_t>;
 
-// What the plans of ranks follow from: the layouts of values, each of a shape once, and where nodes are.
+// All that makes the plans of two ranks differ: the layouts of values (each shape and layout once) and the
+// places of nodes.
 struct WhatRanksHave {
   std::vector<const Value*> values;
   std::vector<const Node*> fetches;

@@ -402,9 +402,8 @@ std::vector<PlanTrial> PlanEstimator::Estimate(const PlanCandidate& candidate) {
   std::erase_if(trials,
                 [&](const PlanTrial& t) { return t.seconds > most || Stride(t.plan.mesh, "tp") > nearest; });
   // In parts of dp a plan keeps more, and is worth a look where it is faster for that.
-  const std::vector<PlanTrial> whole = trials;
+  const std::vector<PlanTrial> whole = space_.hybrid_zero ? trials : std::vector<PlanTrial>();
   for (const PlanTrial& trial : whole) {
-    if (!space_.hybrid_zero) break;
     for (const PlanCandidate& c : InShards(trial.plan, machine_.topology)) {
       PlanTrial faster = EstimateOn(c, &at->second, parts);
       if (faster.seconds < trial.seconds) trials.push_back(std::move(faster));

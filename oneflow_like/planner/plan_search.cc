@@ -250,8 +250,8 @@ void SendAgain(PlanCandidate* candidate) {
   candidate->recompute = candidate->waits.empty() ? WithGather(candidate->recompute) : Recompute::kGather;
 }
 
-// Returns the plans beside the fastest verdict that has a neighbourhood left. What was decided comes from
-// estimates of a step, which simulation tells apart. Few, as `acts` says, which are left.
+// Returns plans that differ by one decision from the fastest verdict whose neighbours were not all tried, to
+// be simulated: the verdict itself was found by estimates. `acts`: how many acts may still be simulated.
 Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& build, int64_t* acts) {
   std::vector<Neighbourhood> all;
   const bool waits = space.waits && pool_of->memory() > 0;  // else any memory will do

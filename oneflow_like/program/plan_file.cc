@@ -343,8 +343,8 @@ void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const st
                               : found.empty()               ? Cat("with ", lost, ", which is not here")
                                                             : Cat("with ", lost, "; here it has ", found);
   launcher.Print(
-      "%s was decided for a machine %s. What it leaves open is chosen for this one, so memory and "
-      "last digits may differ\n",
+      "%s was decided for a machine %s. This run chooses what the plan leaves open for its own machine, so "
+      "memory and last digits may differ\n",
       given.where.c_str(), differs.c_str());
 }
 

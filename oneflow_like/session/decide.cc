@@ -295,7 +295,7 @@ Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
   if (best && best->fits && !q.large && q.budget.bytes > 0) GoBeside(q, &settings, &best);
   *tried = static_cast<int>(settings.size());
   if (!best || !best->fits) return Within(q, settings.Smallest().cuts);
-  // What may hope for less has been searched, and takes more or does not fit.
+  // All settings with a lower bound below the best have been searched: they take longer or do not fit.
   const Setting* next = settings.Next(best->cuts);
   if (next && next->hope >= best->waits.seconds) best->beside = NextText(*best, settings.size(), *next);
   return *best;

@@ -53,11 +53,11 @@ constexpr ProbeShape kSmallShapes[] = {
 // In a batch of some milliseconds, so that all is measured in less than a minute.
 const TimingOptions kQuick = {.batch_seconds = 0.001, .batches = 3, .least_runs = 4, .most_sets = 8};
 const TimingOptions kOnce = {.batch_seconds = 0, .batches = 1, .least_runs = 1, .most_sets = 1};
-// So many of the first models, and that of convolutions, are also compiled with a quarter of the batch, so
-// that what a call takes is known beside what an element does.
+// The first kAlsoSmaller models and the model of convolutions are also compiled with a quarter of the batch:
+// two sizes of a kernel tell the time of a call from the time of an element.
 constexpr size_t kAlsoSmaller = 3;
-// Whole steps: of as many of the first models, of so many layers, and of the one of convolutions. They run
-// until the clock of a card that is busy has settled.
+// Whole steps are timed of the first kAlsoSmaller models, with kStepLayers layers, and of the model of
+// convolutions. They run until the clock of a busy card has settled.
 constexpr int64_t kStepLayers = 8;
 constexpr double kStepsLast = 1;  // seconds
 constexpr int kWarmSteps = 3, kLeastSteps = 5, kMostSteps = 100;

@@ -38,8 +38,8 @@ struct GemmDescriptor {
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_d = 0;  // in elements; 0: the same for all
   int64_t alignment = 16;                                       // of all pointers, in bytes
   int64_t workspace_bytes = 0;
-  int64_t choice =
-      kDecided;             // which of the library's proposals, from 0, its best; or as decided; MakeProduct
+  // Which of the library's proposals, from 0, its best; or kDecided. MakeProduct has further numbers.
+  int64_t choice = kDecided;
   int32_t in = 0, out = 0;  // DType of a and b; of d, bias and aux
   int32_t transposed_a = 0, transposed_b = 0;
   int32_t swapped = 0;  // a and b are the caller's b and a

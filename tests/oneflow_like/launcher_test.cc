@@ -23,12 +23,11 @@ namespace {
 TEST(Launcher, EveryFlagReachesItsOption) {
   const std::string trace = testing::TempDir() + "/launcher_test.trace", dump = testing::TempDir() + "/dump",
                     report = testing::TempDir() + "/launcher_test.html";
-  std::vector<std::string> flags = {"launcher_test",      "--mesh=cpu:tp=2",       "--devices=2,5",
-                                    "--seed=7",           "--threads=3",           "--kernel_threads=2",
-                                    "--explain",          "--memory_budget=12345", "--check_feeds",
-                                    "--check_replicas=9", "--check_nan",           "--dump_dir=" + dump,
-                                    "--trace=" + trace,   "--report=" + report,    "--tune=false",
-                                    "--tf32"};
+  std::vector<std::string> flags = {
+      "launcher_test",    "--mesh=cpu:tp=2",    "--devices=2,5", "--seed=7",
+      "--threads=3",      "--kernel_threads=2", "--explain",     "--memory_budget=12345",
+      "--check_feeds",    "--check_replicas=9", "--check_nan",   "--dump_dir=" + dump,
+      "--trace=" + trace, "--report=" + report, "--tune=false",  "--tf32"};
   std::vector<char*> pointers;
   for (std::string& flag : flags) pointers.push_back(flag.data());
   int argc = static_cast<int>(pointers.size());
