@@ -174,9 +174,9 @@ TIMES=2
 run 1 --only=racecheck
 expect '^\| racecheck \| FAILED \(9\) \| the same kernel and case twice: Catalog/Ops.Work/softmax void oneflow_like::Rows'
 
-# Predictions beside measured steps: of all three models, on a machine that has no text but the bundle's.
+# Predictions beside measured steps: of all five models, on a machine that has no text but the bundle's.
 cp bin/gpt stub
-for program in gpt llama moe; do
+for program in gpt llama moe resnet bert; do
   script bin/$program <<'TEXT'
 text=
 case $0 in */gpt) text=/a/package/has/it/elsewhere ;; esac
@@ -198,7 +198,7 @@ echo text > data/jargon.txt.gz
 export PREDICTED
 PREDICTED=10.5
 run 0 --only=calibrate
-expect '^\| calibrate \| passed \| calibrated in [0-9]+ s; gpt_124M predicted 10.5 ms, measured 10.0 \(\+5.0 %\); llama_160m .*; moe_64 .*%\) \|'
+expect '^\| calibrate \| passed \| calibrated in [0-9]+ s; gpt_124M predicted 10.5 ms, measured 10.0 \(\+5.0 %\); llama_160m .*; moe_64 .*; resnet_50 .*; bert_base .*%\) \|'
 PREDICTED=11.5
 run 1 --only=calibrate
 expect '^\| calibrate \| FAILED \(1\) \| .*; error: a step is more than 10 % off'

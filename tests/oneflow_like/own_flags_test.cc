@@ -96,7 +96,8 @@ TEST(OwnFlags, ValuesOutsideTheirRangesAreRefused) {
 TEST(OwnFlags, WhatIsKnownOfThem) {
   RegisterFlags(OwnGroup());
   RegisterFlags(OwnGroup());  // again, the same: nothing happens
-  EXPECT_EQ(FlagsWith(kKept), (std::vector<std::pair<std::string, std::string>>{{"shape", "ring"}}));
+  EXPECT_EQ(FlagsWith(kKept),
+            (std::vector<std::pair<std::string, std::string>>{{"shape", "ring"}, {"tf32", "false"}}));
   const std::string table = FlagTables({OwnGroup()});
   EXPECT_NE(table.find("| `--shape` | `ring` | Chooses the shape of the data. | yes |  |\n"),
             std::string::npos)
