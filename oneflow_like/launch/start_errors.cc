@@ -16,6 +16,7 @@
 #include "core/one_line.h"
 #include "core/system/exit_codes.h"
 #include "oneflow_like/flags.h"
+#include "oneflow_like/launch/help.h"
 
 namespace GFLAGS_NAMESPACE {
 extern GFLAGS_DLL_DECL void (*gflags_exitfunc)(int);  // no header of gflags has it
