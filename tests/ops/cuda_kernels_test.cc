@@ -3,7 +3,7 @@
 // have to pass too, and the kernels of boxing. Each operand is a block of device memory of its own, guarded;
 // what a kernel does not write stays NaN; a second run, with the threads of a block in the other order, must
 // give the same bits.
-// ctest: seconds=50 long=80 asan=250 tsan=250
+// ctest: seconds=50 shards=3 long=80 asan=250 tsan=1000
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 #include <gtest/gtest.h>
