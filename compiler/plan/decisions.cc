@@ -132,7 +132,7 @@ void ParseZero(std::string_view rest, Decisions* d) {
   const size_t over = rest.find(kOver);
   d->zero = static_cast<int>(ParseNumber(rest.substr(0, over), 0, 3));
   if ((over == std::string_view::npos) != (d->zero == 0))
-    Fail("'", rest, "' is no stage of ZeRO such as 0 or 3 over dp");
+    Fail("ZeRO is off or over an axis, as in 'zero 0' and 'zero 3 over dp', and this is 'zero ", rest, "'");
   if (d->zero == 0) return;
   d->zero_axis = rest.substr(over + kOver.size());
   if (d->zero_axis.empty()) Fail("it names no axis of ZeRO");
@@ -300,7 +300,7 @@ SavedPlan ParseSavedPlan(const std::string& text) {
   if (text.empty()) Fail("it is empty");
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
-    if (end == std::string_view::npos) Fail("line ", number + 1, " does not end");
+    if (end == std::string_view::npos) Fail("line ", number + 1, " lacks the newline at its end");
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(end + 1);
     ++number;
@@ -321,14 +321,14 @@ SavedPlan ParseSavedPlan(const std::string& text) {
     }
   }
   if (!ended) Fail("the plan lacks its last line 'end'");
+  for (const char* what : {"model", "machine", "mesh", "micro_batches", "schedule", "virtual_stages", "zero",
+                           "recompute", "sequence_parallel"})
+    if (plan.lines.count(what) == 0) Fail("the plan lacks its line '", what, "'");
   Decisions& d = plan.decisions;
   if (d.prefetch && plan.lines.count("host_prefetch") == 0) d.offload.prefetch = *d.prefetch;
   const auto line_of = [&](const char* what) { return Cat("line ", plan.lines.at(what), ": ", what); };
   if (d.zero > 0) d.mesh.AxesOrFail(d.zero_axis, line_of("zero"));
   if (!d.reduce_axis.empty()) d.mesh.AxesOrFail(d.reduce_axis, line_of("reduce_dtype"));
-  for (const char* what : {"model", "machine", "mesh", "micro_batches", "schedule", "virtual_stages", "zero",
-                           "recompute", "sequence_parallel"})
-    if (plan.lines.count(what) == 0) Fail("the plan lacks its line '", what, "'");
   return plan;
 }
 

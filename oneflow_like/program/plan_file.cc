@@ -217,6 +217,23 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
   return "";
 }
 
+// In what the flags of a run that goes on differ from those that its plan was found with, within `budget`
+// bytes (0: any) of a device; empty: in nothing.
+std::string OtherFlags(const Decisions& d, const std::string& where, int64_t budget) {
+  if (const std::string flag = Contradiction(d, where); !flag.empty()) return flag;
+  for (const auto& [flag, on] : {std::pair{"context_parallel", d.context_parallel}, {"ulysses", d.ulysses}})
+    if (on != IsOn(flag)) return Cat("the plan of ", where, " has --", flag, on ? "" : " off");
+  const int devices = training_flags().auto_mesh;
+  if (devices > 0 ? d.mesh.size() != devices : launcher_flags().mesh.empty() && d.mesh.size() > 1)
+    return Cat("the plan of ", where, " is for ", d.mesh.size(), " devices and --auto_mesh=", devices);
+  const int64_t memory = launcher_flags().memory_budget;
+  if (memory > 0 && (budget == 0 || budget > memory))
+    return Cat("the plan of ", where, " was found within ",
+               budget == 0 ? "any memory" : Cat(budget, " bytes of a device"),
+               " and --memory_budget=", memory);
+  return "";
+}
+
 // Parts of a machine's text, between commas, that another's lacks; each as often as it is there.
 std::string PartsBeside(const std::string& text, const std::string& other) {
   const auto parts_of = [](const std::string& of) {
@@ -251,7 +268,7 @@ void RequireFlagsAgree(const SavedPlan& plan) {
   if (!why.empty()) Fail(why, "; leave one of the two out");
   const char* search = training_flags().automatic             ? "auto"
                        : training_flags().auto_mesh > 0       ? "auto_mesh"
-                       : training_flags().recompute == "auto" ? "recompute"
+                       : training_flags().recompute == "auto" ? "recompute=auto"
                                                               : nullptr;
   if (search)
     Fail("--", search, " searches for a plan and --plan=", training_flags().plan, " is one; leave one out");
@@ -287,17 +304,13 @@ std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
   const size_t line = text.find('\n');
   const int64_t budget = std::atoll(text.c_str());  // of that search; 0: any
   GivenPlan plan{PlanIn(line == std::string::npos ? "" : text.substr(line + 1), where), where};
-  const Decisions& d = plan.text.decisions;
-  const bool other =
-      !Contradiction(d, where).empty() || d.context_parallel != IsOn("context_parallel") ||
-      d.ulysses != IsOn("ulysses") ||
-      (training_flags().auto_mesh > 0 && d.mesh.size() != training_flags().auto_mesh) ||
-      (training_flags().auto_mesh == 0 && launcher_flags().mesh.empty() && d.mesh.size() > 1) ||
-      (launcher_flags().memory_budget > 0 && (budget == 0 || budget > launcher_flags().memory_budget));
-  launcher.Print(other ? "the plan of the run that goes on is for other flags; another is searched for\n"
-                       : "the plan is that of the run that goes on\n");
-  if (other) return {};
-  return plan;
+  const std::string other = OtherFlags(plan.text.decisions, where, budget);
+  if (other.empty()) {
+    launcher.Print("the plan is that of the run that goes on\n");
+    return plan;
+  }
+  launcher.Print("%s", Cat(other, "; another plan is searched for\n").c_str());
+  return {};
 }
 
 void RequirePlanFits(const GivenPlan& given, const Model& model) {

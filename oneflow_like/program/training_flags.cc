@@ -244,6 +244,11 @@ void CheckTrainingFlags() {
       training_flags().dtype != "fp16")
     Fail("--reduce_dtype=fp16 with --dtype=", training_flags().dtype,
          ": sums in fp16 overflow, which only the loss ", "scale of --dtype=fp16 notices; use bf16");
+  const std::optional<SavedPlan> plan = PlanOfFile();
+  if (plan) {
+    RequireFlagsAgree(*plan);
+    TakeSequenceCuts(*plan);
+  }
   if (RecomputeOf(training_flags().recompute) == Recompute::kAuto && launcher_flags().memory_budget == 0 &&
       training_flags().topology.empty() &&
       training_flags().auto_mesh == 0)  // which chooses it, with or without a budget
@@ -251,11 +256,6 @@ void CheckTrainingFlags() {
         "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
         "device, or ",
         "--topology, a file that says them");
-  const std::optional<SavedPlan> plan = PlanOfFile();
-  if (plan) {
-    RequireFlagsAgree(*plan);
-    TakeSequenceCuts(*plan);
-  }
   if (!training_flags().reduce_axis.empty() && training_flags().reduce_dtype == "fp32" &&
       !(plan && plan->decisions.reduce_dtype))
     Fail("--reduce_axis=", training_flags().reduce_axis,

@@ -10,17 +10,18 @@
 namespace oneflow_like {
 namespace {
 
-// "tp:S0 stored dp:S1"
+// "tp:S0 stored dp:S1". Axes of one device, along which nothing is cut, are left out.
 std::string CutText(const Mesh& mesh, const VariableCut& cut) {
   std::string used, stored;
   for (const auto& [entry, sbp] : cut.fixed)
-    (cut.stored.count(entry) ? stored : used) += Cat(" ", mesh.axis_name(entry - 1), ":", sbp.str());
+    if (mesh.axis_size(entry - 1) > 1)
+      (cut.stored.count(entry) ? stored : used) += Cat(" ", mesh.axis_name(entry - 1), ":", sbp.str());
   return (used + (stored.empty() ? "" : " stored") + stored).substr(used.empty() && stored.empty() ? 0 : 1);
 }
 
 // Weights of one pattern that are cut alike.
 struct CutLine {
-  VariableCut cut;
+  std::string text;  // of the cut; empty: they are whole
   double bytes = 0;
   int count = 0;
 };
@@ -35,18 +36,21 @@ class CutsReport {
   std::string Text() const {
     size_t width = 0;
     for (const auto& [pattern, line] : lines_)
-      if (!line.cut.fixed.empty()) width = std::max(width, pattern.size());
-    std::string text = Cat("weights as chosen for ", model_.mesh.str(), ", and bytes of them on a device:\n");
+      if (!line.text.empty()) width = std::max(width, pattern.size());
+    const Zero& zero = model_.options.zero;
+    const bool parts = !zero.axis.empty() && zero.stage == 3;
+    std::string text = Cat("weights as chosen for ", model_.mesh.str(), ", and bytes of them on a device",
+                           parts ? " before ZeRO divides them" : "", ":\n");
     CutLine whole;
     for (const auto& [pattern, line] : lines_) {
-      if (line.cut.fixed.empty()) {
+      if (line.text.empty()) {
         whole.bytes += line.bytes;
         whole.count += line.count;
         continue;
       }
-      const std::string cut = CutText(model_.mesh, line.cut);
-      text += Cat("  ", pattern, std::string(width + 2 - pattern.size(), ' '), cut,
-                  std::string(cut.size() < 20 ? 20 - cut.size() : 1, ' '), BytesText(line.bytes), "\n");
+      text += Cat("  ", pattern, std::string(width + 2 - pattern.size(), ' '), line.text,
+                  std::string(line.text.size() < 20 ? 20 - line.text.size() : 1, ' '), BytesText(line.bytes),
+                  "\n");
     }
     if (whole.count > 0) text += Cat("  whole: ", whole.count, " weights, ", BytesText(whole.bytes), "\n");
     return search_ ? Cat(text, Estimates()) : text;
@@ -58,13 +62,13 @@ class CutsReport {
     std::string text =
         "of the weights that are cut, what a step would take longer (-: shorter) if they were whole:\n";
     for (const auto& [pattern, line] : lines_) {
-      if (line.cut.fixed.empty()) continue;
+      if (line.text.empty()) continue;
       VariableCuts without = cuts_;
       for (auto& [weight, cut] : without)
         if (PatternOf(weight) == pattern) cut = {};
       const double more = search_->Seconds(without) - seconds;
-      text += Cat("  ", pattern, " ", CutText(model_.mesh, line.cut), ": ", more < 0 ? "-" : "",
-                  SecondsText(std::abs(more)), "\n");
+      text +=
+          Cat("  ", pattern, " ", line.text, ": ", more < 0 ? "-" : "", SecondsText(std::abs(more)), "\n");
     }
     return text;
   }
@@ -89,7 +93,7 @@ class CutsReport {
       const auto known = model_.variables.find(weight);
       if (known == model_.variables.end()) continue;
       CutLine& line = lines_[PatternOf(weight)];
-      line.cut = cut;
+      line.text = CutText(model_.mesh, cut);
       line.bytes += Bytes(known->second, cut);
       ++line.count;
     }
