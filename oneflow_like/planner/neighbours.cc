@@ -97,7 +97,9 @@ std::vector<PlanCandidate> FlagOtherwise(const PlanCandidate& plan, const Sessio
     if (entry.estimated_seconds == 0 || entry.shape != ShapeOf(plan)) continue;
     if (!(other.mesh == plan.mesh)) continue;
     const bool rounds = other.virtual_stages != plan.virtual_stages;
-    const int differences = (other.zero != plan.zero || other.zero_axis != plan.zero_axis) +
+    // Where regions wait each in their own way, WaitOtherwise changes that.
+    const bool waits = plan.waits.empty() && other.recompute != plan.recompute;
+    const int differences = waits + (other.zero != plan.zero || other.zero_axis != plan.zero_axis) +
                             (other.micro_batches != plan.micro_batches) +
                             (rounds || other.schedule != plan.schedule) +
                             (other.sequence_parallel != plan.sequence_parallel);
@@ -109,6 +111,7 @@ std::vector<PlanCandidate> FlagOtherwise(const PlanCandidate& plan, const Sessio
     candidate.zero = other.zero;
     candidate.zero_axis = other.zero_axis;
     candidate.sequence_parallel = other.sequence_parallel;
+    if (waits) candidate.recompute = other.recompute;
     if (rounds) candidate.stages = {};
     if (std::find(all.begin(), all.end(), candidate) == all.end()) all.push_back(std::move(candidate));
   }

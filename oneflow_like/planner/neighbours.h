@@ -28,7 +28,8 @@ std::vector<PlanCandidate> DivideOtherwise(const PlanCandidate& plan, const Sess
 // The axes of the mesh come in another order, where links differ.
 std::vector<PlanCandidate> OrderOtherwise(const PlanCandidate& plan, const Session& session,
                                           const TrialPool& pool);
-// One of the flags is another: micro-batches, schedule and virtual stages, ZeRO, or sequence parallelism.
+// One of the flags is another: micro-batches, schedule and virtual stages, ZeRO, sequence parallelism, or
+// recomputation where it is the same everywhere.
 std::vector<PlanCandidate> FlagOtherwise(const PlanCandidate& plan, const Session& session,
                                          const TrialPool& pool);
 

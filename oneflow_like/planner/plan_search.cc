@@ -32,9 +32,13 @@ constexpr size_t kOpened = 4;              // in which what is left open is deci
 constexpr double kHopeless = 1.2;          // times the best: estimates are not off by more
 constexpr int64_t kManyActs = 12'000'000;  // in steps of plans that were tried: few more are, for their time
 constexpr double kTooFar = 2;              // times the best: nor are those of larger tp ever
-constexpr double kTightest = 1.02;         // times the memory: estimates above are believed
+constexpr double kTightest = 1.02;         // times the memory: estimates above are believed at first
+constexpr double kDoubtful = 1.6;          // times the memory: nor are estimates of it off by more
+constexpr double kDoubtfulNear = 1.25;     // that, after one that is like it was tried
+constexpr int kAlike = 18;                 // Likeness of those
 constexpr double kNear = 1.1;          // times the best: plans beside those that are slower are slower, too
 constexpr int64_t kActsBeside = 3000;  // of a step of each plan that is tried beside others
+constexpr int64_t kActsMore = 12'000;  // of each that is tried against its estimate, beyond the usual number
 
 // Drops candidates that are the same plan as others. Returns how many are left.
 int64_t DropRepeated(const PlanEstimator& estimator, std::vector<PlanCandidate>* some) {
@@ -88,19 +92,33 @@ int64_t EstimateAll(const PlanSpace& space, PlanEstimator& estimator, TrialPool*
 // Entries of the pool that are tried next.
 using Wave = std::vector<int>;
 
-// Returns the fastest of the candidates that were only estimated and are estimated to fit, each of another
-// shape of the mesh; `smallest`: where nothing fits, whatever they need, those that need least. No more once
-// `end` were tried.
-Wave NextEstimated(TrialPool* pool_of, size_t end, bool smallest) {
+enum class Estimated {
+  kFits,      // the fastest of those that are estimated to fit
+  kDoubtful,  // of those that are estimated to need little more memory than there is, and to be faster
+  kSmallest,  // where nothing fits, those that need least, whatever they need
+};
+
+bool IsNext(const TrialPool& pool, const TrialEntry& entry, Estimated which) {
+  const auto bytes = static_cast<double>(entry.trial.bytes);
+  if (which == Estimated::kSmallest) return true;
+  const bool fits = pool.Fits(bytes / kTightest);
+  if (which == Estimated::kFits) return fits;
+  const bool faster = !pool.Best() || entry.trial.seconds < pool.BestSeconds();
+  return !fits && faster && pool.Fits(bytes / (entry.alike >= kAlike ? kDoubtfulNear : kDoubtful));
+}
+
+// Returns candidates that were only estimated, each of another shape of the mesh unless the smallest are
+// asked for. No more once `end` were tried.
+Wave NextEstimated(TrialPool* pool_of, size_t end, Estimated which) {
   TrialPool& pool = *pool_of;
+  const bool smallest = which == Estimated::kSmallest;
   Wave order, wave;
   if (pool.tried().size() >= end || (smallest && pool.Best())) return wave;
   for (size_t i = 0; i < pool.entries().size(); ++i) {
     TrialEntry& entry = pool.entries()[i];
     if (entry.tried) continue;
     pool.Correct(&entry);
-    if (smallest || pool.Fits(static_cast<double>(entry.trial.bytes) / kTightest))
-      order.push_back(static_cast<int>(i));
+    if (IsNext(pool, entry, which)) order.push_back(static_cast<int>(i));
   }
   std::stable_sort(order.begin(), order.end(), [&](int i, int j) {
     const TrialEntry &a = pool.entries()[i], &b = pool.entries()[j];
@@ -258,12 +276,15 @@ Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& bui
   if (waits) all.push_back(WaitOtherwise);
   if (waits && space.host && pool_of->machine().host.known) all.push_back(WaitOnHost);
   if (space.cuts) all.push_back(CutOtherwise);
-  if (space.cuts || waits) all.insert(all.end(), {OrderOtherwise, FlagOtherwise, DivideOtherwise});
+  all.insert(all.end(), {OrderOtherwise, FlagOtherwise});
+  if (space.cuts || waits) all.push_back(DivideOtherwise);
+  // Where only flags are searched for, also beside a faster one that needs little more than there is.
+  const double slack = space.cuts || waits ? 1 : kDoubtfulNear;
   TrialPool& pool = *pool_of;
   while (true) {
     const auto is_next = [&](const TrialEntry& e, const TrialEntry* before) {
       return e.trial.compiled && !e.twin && e.beside < all.size() &&
-             pool.Fits(static_cast<double>(e.trial.bytes)) && (!before || e.better(*before));
+             pool.Fits(static_cast<double>(e.trial.bytes) / slack) && (!before || e.better(*before));
     };
     TrialEntry* from = nullptr;
     for (int t : pool.tried())
@@ -312,15 +333,20 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
         RefuseAll(space, pool, least);
       const size_t end = pool.tried().size() + most;
       std::set<std::string> opened;
-      try_all([&] { return NextEstimated(&pool, end, false); });
+      try_all([&] { return NextEstimated(&pool, end, Estimated::kFits); });
+      const int64_t enough = pool.acts() + kActsMore;
+      try_all([&] {
+        const size_t more = pool.acts() < enough ? end + most : end;
+        return NextEstimated(&pool, more, Estimated::kDoubtful);
+      });
       try_all([&] { return NextOpened(&pool, some, &opened); });
     }
     const size_t end = pool.tried().size() + most;
-    try_all([&] { return NextEstimated(&pool, end, true); });
+    try_all([&] { return NextEstimated(&pool, end, Estimated::kSmallest); });
     for (const char* parts : {"activations", "activations,optimizer", "activations,optimizer,weights"})
       if (on_host && !pool.Best()) pool.Try(NextOnHost(&pool, space, parts));
     if (!pool.Best()) Refuse(space, pool);
-    int64_t acts = kActsBeside;
+    int64_t acts = space.cuts || space.waits ? kActsBeside : kActsMore;
     try_all([&] { return NextBeside(&pool, space, build, &acts); });
     PlanSearchResult result = ResultOf(&pool);
     result.candidates = candidates;

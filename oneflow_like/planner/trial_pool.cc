@@ -60,6 +60,7 @@ void TrialPool::Correct(TrialEntry* entry) const {
       bytes = static_cast<double>(other.trial.bytes) / other.estimated_bytes;
     }
   }
+  entry->alike = most;
   entry->trial.seconds = entry->estimated_seconds * seconds;
   entry->trial.bytes = static_cast<int64_t>(entry->estimated_bytes * bytes);
 }

@@ -23,6 +23,7 @@ struct TrialEntry {
   double estimated_seconds = 0, estimated_bytes = 0;
   bool first = false;  // of the orders of axes the one that is estimated fastest
   bool tried = false;
+  int alike = -1;          // Likeness to the tried one by which it was corrected; -1: by none
   uint64_t plan_hash = 0;  // of what it was compiled to
   int64_t acts = 0;        // of a step of that
   size_t beside = 0;       // neighbourhoods that were looked at
