@@ -61,7 +61,7 @@ constexpr size_t kAlsoSmaller = 3;
 constexpr int64_t kStepLayers = 8;
 constexpr double kStepsLast = 1;  // seconds
 constexpr int kWarmSteps = 3, kLeastSteps = 5, kMostSteps = 100;
-constexpr double kMostEstimated = 0.1;  // of a step, by peak and bandwidth: more would tell of these
+constexpr double kMostEstimated = 0.03;  // of a step, by peak and bandwidth: more would tell of these
 // How many times as long arithmetic may take in a step: no card computes faster when it is busy, and more
 // would be another mistake.
 constexpr double kLeastArithmetic = 1, kMostArithmetic = 1.5;
@@ -77,13 +77,12 @@ std::vector<int64_t> SizesOfCollectives(bool small) {
 // Whether random integers are good enough: operators that look things up by index, or move rows by counts,
 // would read beyond their operands.
 bool CanBeTimed(const KernelSpec& spec) {
-  static const std::set<std::string> kKnown = {"embedding",
-                                               "embedding_grad",
-                                               "cross_entropy",
-                                               "cross_entropy_grad",
-                                               "grouped_matmul",
-                                               "grouped_matmul_grad_weight",
-                                               "rope"};
+  static const std::set<std::string> kKnown = {"embedding",      "embedding_grad",
+                                               "cross_entropy",  "cross_entropy_grad",
+                                               "grouped_matmul", "grouped_matmul_grad_weight",
+                                               "rope",           "route",
+                                               "take_rows",      "return_rows",
+                                               "dot_rows"};
   return kKnown.count(spec.name) > 0 || std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& arg) {
            return arg.dtype != DType::kInt32 && arg.dtype != DType::kInt64;
          });

@@ -84,6 +84,10 @@ TEST_F(CalibrateDevices, WritesAFileThatSimulates) {
                            "conv2d_grad_input bf16",
                            "conv2d_grad_filter bf16",
                            "gelu_erf bf16",
+                           "route f32",
+                           "take_rows bf16",
+                           "return_rows bf16",
+                           "dot_rows bf16",
                            "channel_moments bf16",
                            "sgd f32"})
     EXPECT_EQ(names.count(name), 1u) << name << "\n" << text.str();
