@@ -33,7 +33,7 @@ constexpr ProbeShape kDeviceShapes[] = {
     {.vocabulary = 256, .dropout = 0, .inner = 1536, .experts = 64},
     {.width = 1024, .heads = 8, .llama = true, .vocabulary = 256, .inner = 2048, .experts = 16, .room = 1.25},
     {.width = 2048, .heads = 16, .vocabulary = 50304},
-    {.batch = 16, .vocabulary = 256},
+    {.batch = 16, .vocabulary = 256, .erf = true},
     {2, 4096, 2048, 32, true, 1, /*vocabulary=*/32000, /*kv_heads=*/8, /*dropout=*/0, /*inner=*/8192},
     {.batch = 32, .context = 256, .width = 384, .heads = 6, .micro_batches = 2, .vocabulary = 256},
     {.batch = 64, .width = 64, .clip_norm = 0, .side = 224}};
@@ -44,7 +44,7 @@ constexpr ProbeShape Small(ProbeShape shape) {
 }
 // The same kinds of kernels.
 constexpr ProbeShape kSmallShapes[] = {
-    Small({.heads = 2}),
+    Small({.heads = 2, .erf = true}),
     Small({.heads = 4, .llama = true, .kv_heads = 2}),
     Small({.heads = 2, .dropout = 0, .inner = 64, .experts = 4}),
     Small({.heads = 2, .llama = true, .inner = 64, .experts = 4, .room = 1.25}),
@@ -61,9 +61,10 @@ constexpr size_t kAlsoSmaller = 3;
 constexpr int64_t kStepLayers = 8;
 constexpr double kStepsLast = 1;  // seconds
 constexpr int kWarmSteps = 3, kLeastSteps = 5, kMostSteps = 100;
-constexpr double kMostEstimated = 0.1;  // of a step, by peak and bandwidth: more would tell of these
-// How much longer, or shorter, arithmetic may take in a step: more would be another mistake.
-constexpr double kLeastArithmetic = 0.8, kMostArithmetic = 1.5;
+constexpr double kMostEstimated = 0.03;  // of a step, by peak and bandwidth: more would tell of these
+// How many times as long arithmetic may take in a step: no card computes faster when it is busy, and more
+// would be another mistake.
+constexpr double kLeastArithmetic = 1, kMostArithmetic = 1.5;
 
 // Of collectives: bytes of the whole tensor.
 std::vector<int64_t> SizesOfCollectives(bool small) {
@@ -76,13 +77,12 @@ std::vector<int64_t> SizesOfCollectives(bool small) {
 // Whether random integers are good enough: operators that look things up by index, or move rows by counts,
 // would read beyond their operands.
 bool CanBeTimed(const KernelSpec& spec) {
-  static const std::set<std::string> kKnown = {"embedding",
-                                               "embedding_grad",
-                                               "cross_entropy",
-                                               "cross_entropy_grad",
-                                               "grouped_matmul",
-                                               "grouped_matmul_grad_weight",
-                                               "rope"};
+  static const std::set<std::string> kKnown = {"embedding",      "embedding_grad",
+                                               "cross_entropy",  "cross_entropy_grad",
+                                               "grouped_matmul", "grouped_matmul_grad_weight",
+                                               "rope",           "route",
+                                               "take_rows",      "return_rows",
+                                               "dot_rows"};
   return kKnown.count(spec.name) > 0 || std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& arg) {
            return arg.dtype != DType::kInt32 && arg.dtype != DType::kInt64;
          });
@@ -415,17 +415,17 @@ Efficiency FitEfficiency(const Machine& machine, const std::vector<EstimatedSamp
 StepFit FitSteps(const std::vector<StepSample>& samples) {
   StepFit fit;
   if (samples.empty()) return fit;
-  std::vector<std::vector<double>> both, kernels;
-  std::vector<double> left, weights;
+  std::vector<std::vector<double>> both;
+  std::vector<double> left, weights, between;
   for (const StepSample& s : samples) {
     both.push_back({s.arithmetic, s.kernels});
-    kernels.push_back({s.kernels});
     left.push_back(s.seconds - s.others);
     weights.push_back(1 / (s.seconds * s.seconds));
   }
   fit.arithmetic = std::clamp(FitNonNegative(both, left, weights)[0], kLeastArithmetic, kMostArithmetic);
-  for (size_t i = 0; i < samples.size(); ++i) left[i] -= fit.arithmetic * samples[i].arithmetic;
-  fit.between = FitNonNegative(kernels, left, weights)[0];
+  for (size_t i = 0; i < samples.size(); ++i)
+    between.push_back((left[i] - fit.arithmetic * samples[i].arithmetic) / samples[i].kernels);
+  fit.between = std::max(0.0, Median(between));
   return fit;
 }
 

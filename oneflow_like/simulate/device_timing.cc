@@ -8,6 +8,7 @@
 #include "core/float16.h"
 #include "oneflow_like/simulate/kernel_fit.h"
 #include "ops/op.h"
+#include "ops/routes.h"
 
 namespace oneflow_like {
 namespace {
@@ -67,6 +68,7 @@ int64_t IntegersOf(const KernelSpec& spec) {
   constexpr int64_t kFew = 64;
   if (spec.name == "embedding") return spec.in[0].extent[0];
   if (spec.name == "embedding_grad") return spec.out[0].extent[0];
+  if (spec.name == "route") return spec.out[0].extent[1];  // experts
   return kFew;
 }
 
@@ -83,6 +85,22 @@ void FillCounts(Device* device, const TensorArg& counts, int64_t rows) {
     }
   }
   device->CopyIn(counts.data, bytes.data(), bytes.size());
+}
+
+// Choices dealt out to the experts in turn, as far as these have room. The tables must agree: random ones
+// would lead nowhere.
+void FillRoutes(Device* device, const TensorArg& slots, const TensorArg& places) {
+  const RouteTables tables = TablesOf(slots, places);
+  const int64_t choices = tables.tokens * tables.k;
+  std::vector<int32_t> choice_of(slots.elements(), -1), place_of(places.elements(), -1);
+  for (int64_t pool = 0; pool < tables.pools; ++pool)
+    for (int64_t choice = 0; choice < std::min(choices, tables.experts * tables.room); ++choice) {
+      const int64_t place = choice % tables.experts * tables.room + choice / tables.experts;
+      choice_of[pool * tables.experts * tables.room + place] = static_cast<int32_t>(choice);
+      place_of[pool * choices + choice] = static_cast<int32_t>(place);
+    }
+  device->CopyIn(slots.data, choice_of.data(), choice_of.size() * sizeof(int32_t));
+  device->CopyIn(places.data, place_of.data(), place_of.size() * sizeof(int32_t));
 }
 
 void FillOperand(MeasuredDevice* on, const KernelSpec& spec, const TensorArg& arg) {
@@ -111,6 +129,9 @@ OperandSet MakeSet(MeasuredDevice* on, const KernelSpec& spec, const TimingOptio
       if (arg.elements() > 0) FillOperand(on, spec, arg);
     }
   }
+  if (spec.name == "take_rows" || spec.name == "return_rows")
+    FillRoutes(on->device.get(), set.in.at(1), set.in.at(2));
+  if (spec.name == "dot_rows") FillRoutes(on->device.get(), set.in.at(2), set.in.at(3));
   for (const auto& [number, values] : options.integers)
     on->device->CopyIn(set.in.at(number).data, values.data(), values.size() * sizeof(int32_t));
   if (def != nullptr) {

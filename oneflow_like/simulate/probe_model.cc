@@ -1,5 +1,6 @@
 #include "oneflow_like/simulate/probe_model.h"
 
+#include "core/float16.h"
 #include "core/random.h"
 #include "oneflow_like/experts.h"
 #include "oneflow_like/nn.h"
@@ -19,10 +20,11 @@ Tensor Bottleneck(Scope s, Tensor x, int64_t width, int64_t stride) {
   return relu(x + y);
 }
 
-// images f32[batch side side colours], labels i32[batch].
+// images bf16[batch side side colours], of half the bytes that a host copies for each step of fp32, labels
+// i32[batch].
 Tensor PictureLoss(Model* model, Tensor images, Tensor labels, const ProbeShape& shape) {
   const Scope scope = model->scope();
-  Tensor x = nn::ConvBlock(scope / "stem", images, shape.width, 7, {.stride = 2});
+  Tensor x = nn::ConvBlock(scope / "stem", cast(images, DType::kFloat32), shape.width, 7, {.stride = 2});
   x = max_pool2d(x, {.kernel = {3}, .stride = {2}, .padding = {1}});
   int64_t block = 0;
   for (const int64_t times : {1, 2, 4, 8})
@@ -46,6 +48,7 @@ Tensor ProbeLoss(Model* model, Tensor tokens, Tensor targets, const ProbeShape& 
     block.attention.bias = block.mlp.bias = shape.kv_heads == 0;
   }
   block.mlp.inner = shape.inner;
+  if (shape.erf) block.mlp.activation = [](Tensor y) { return gelu_erf(y); };
   block.dropout = block.attention.dropout = dropped;
   Tensor spread;
   if (shape.experts > 0) {
@@ -89,7 +92,7 @@ Session DeviceProbe(Model* model, const ProbeShape& shape, DType dtype) {
   const int64_t rows = shape.batch * shape.micro_batches;
   const TrainOptions training = ProbeTraining(shape, dtype, "dp", "");
   if (shape.side > 0) {
-    Tensor images = model->Input("in", {rows, shape.side, shape.side, kColours}, DType::kFloat32);
+    Tensor images = model->Input("in", {rows, shape.side, shape.side, kColours}, DType::kBFloat16);
     Tensor labels = model->Input("targets", {rows}, DType::kInt32);
     return Train(PictureLoss(model, images, labels, shape), Sgd{.lr = 0.1, .momentum = 0.9}, training);
   }
@@ -100,20 +103,22 @@ Session DeviceProbe(Model* model, const ProbeShape& shape, DType dtype) {
 
 Feeds ProbeFeeds(const ProbeShape& shape) {
   const int64_t rows = shape.batch * shape.micro_batches;
-  const auto integers = [](const Dims& dims, int64_t below) {
+  const auto integers = [](const Dims& dims, int64_t below, uint64_t key) {
     HostTensor tensor = HostTensor::Make(DType::kInt32, dims);
     for (int64_t i = 0; i < tensor.elements(); ++i)
-      tensor.as<int32_t>()[i] = static_cast<int32_t>(RandomBits(1, 0, i) % static_cast<uint64_t>(below));
+      tensor.as<int32_t>()[i] = static_cast<int32_t>(RandomBits(key, 0, i) % static_cast<uint64_t>(below));
     return tensor;
   };
+  constexpr uint64_t kIn = 1, kTargets = 2;
   if (shape.side == 0) {
-    const HostTensor tokens = integers({rows, shape.context}, shape.vocabulary);
-    return {{"in", tokens}, {"targets", tokens}};
+    const Dims tokens = {rows, shape.context};
+    return {{"in", integers(tokens, shape.vocabulary, kIn)},
+            {"targets", integers(tokens, shape.vocabulary, kTargets)}};
   }
-  HostTensor images = HostTensor::Make(DType::kFloat32, {rows, shape.side, shape.side, kColours});
+  HostTensor images = HostTensor::Make(DType::kBFloat16, {rows, shape.side, shape.side, kColours});
   for (int64_t i = 0; i < images.elements(); ++i)
-    images.as<float>()[i] = static_cast<float>(RandomBits(1, 0, i) % 256) / 128 - 1;
-  return {{"in", images}, {"targets", integers({rows}, kClasses)}};
+    images.as<BFloat16>()[i] = ToBFloat16(static_cast<float>(RandomBits(kIn, 0, i) % 256) / 128 - 1);
+  return {{"in", images}, {"targets", integers({rows}, kClasses, kTargets)}};
 }
 
 }  // namespace oneflow_like

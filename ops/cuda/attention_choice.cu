@@ -10,6 +10,7 @@
 #include "ops/cuda/flash.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/library_use.h"
+#include "ops/cuda/walk.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -122,14 +123,32 @@ Status Zero(const TensorArg& x, const LaunchContext& launch) {
   return error == cudaSuccess ? Status() : Status(Cat("cudaMemsetAsync: ", cudaGetErrorString(error)));
 }
 
-// 0 where a key is seen, else -infinity: [masks s t].
+// 0 where a key is seen, else -infinity: [masks s t]. A warp for kMaskRows queries of one sequence: what an
+// element takes is the comparison and the store, as places and documents are looked up once for a row and
+// once for kMaskRows elements of a column.
+constexpr int kMaskRows = 4;
 template <typename T>
 OFL_KERNEL void MaskKernel(AttentionShape shape, int64_t masks, T* mask) {
-  const int64_t count = masks * shape.queries * shape.keys;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t t = i % shape.keys, row = i / shape.keys;
-    mask[i] = Store<T>(Seen(shape, row / shape.queries, row % shape.queries, t) ? 0.0f : -INFINITY);
+  const int64_t groups = (shape.queries + kMaskRows - 1) / kMaskRows;
+  const T seen = Store<T>(0.0f), hidden = Store<T>(-INFINITY);
+  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32; i < masks * groups;
+       i += int64_t{gridDim.x} * blockDim.x / 32) {
+    const int64_t b = i / groups, first = i % groups * kMaskRows;
+    int64_t place[kMaskRows], document[kMaskRows];
+    OFL_UNROLL
+    for (int r = 0; r < kMaskRows; ++r) {
+      const int64_t s = first + r < shape.queries ? first + r : first;
+      place[r] = shape.query_positions.At(b, s);
+      document[r] = shape.query_documents.At(b, s);
+    }
+    T* const rows = mask + (b * shape.queries + first) * shape.keys;
+    for (int64_t t = threadIdx.x % 32; t < shape.keys; t += 32) {
+      const int64_t key = shape.key_positions.At(b, t), its_document = shape.key_documents.At(b, t);
+      OFL_UNROLL
+      for (int r = 0; r < kMaskRows; ++r)
+        if (first + r < shape.queries)
+          rows[r * shape.keys + t] = shape.Sees(place[r], key, document[r], its_document) ? seen : hidden;
+    }
   }
 }
 
@@ -201,7 +220,8 @@ class AttentionKernels : public CudaKernel {
 
   static void WriteMask(const AttentionShape& s, const FlashShape& shape, void* to,
                         const LaunchContext& launch) {
-    const Grid grid{BlocksFor(shape.masks * s.queries * s.keys, 256, launch.multiprocessors), 1, 256, 0};
+    const int64_t warps = shape.masks * ((s.queries + kMaskRows - 1) / kMaskRows);
+    const Grid grid{BlocksFor(32 * warps, 256, launch.multiprocessors), 1, 256, 0};
     if (shape.dtype == DType::kBFloat16) {
       cuda::Launch(MaskKernel<BFloat16>, grid, launch.stream, s, shape.masks, static_cast<BFloat16*>(to));
     } else {
