@@ -433,6 +433,15 @@ TEST_F(CliTest, EditedPlansAreRefusedByLine) {
                 {Cat(": line 16: blocks ", blocks, " block0 ", says)});
 }
 
+// Processes that cannot share the devices of a mesh that a plan has, or that is searched for.
+TEST_F(CliTest, ProcessesThatDoNotDivideAPlanAreRefusedByItsFlag) {
+  const std::string file = folder_ + "/plan";
+  ASSERT_EQ(Gpt({"--mesh=cpu:dp=2,tp=2", "--save_plan=" + file, "--dry_run"}).code, 0);
+  for (const std::string& chosen : {"--plan=" + file, std::string("--auto_mesh=4")})
+    ExpectError(Gpt({chosen, "--processes=3"}),
+                {chosen + " has 4 devices, which 3 processes cannot share equally"});
+}
+
 // What a plan of any origin says of its machine is printed, but commands no terminal.
 TEST_F(CliTest, AMachineIsPrintedWithoutControlCharacters) {
   const std::string file = folder_ + "/plan";
