@@ -214,7 +214,8 @@ struct ModelOptions {
   // makes the same bits more likely on machines of one kind.
   bool tune = true;
   // On GPUs, matrix products and convolutions in fp32 round their operands to TF32 (10 bits of mantissa) and
-  // run on tensor cores: several times as fast, and losses agree with those of a CPU to some 1e-3 only.
+  // run on tensor cores: several times as fast, and losses agree with those of a CPU to some 1e-3 only. What
+  // mixed precision leaves in fp32, such as routers of experts, Fourier transforms and loops, does not.
   bool tf32 = false;
   // After every kernel, check that its results are finite; the first operator that computes a non-finite
   // number from finite ones is an Error with its name, line, rank, micro-batch and step. For CPU meshes, in

@@ -163,6 +163,7 @@ struct LogitTiles::Impl {
     TileStep step;
     step.spec.name = name;
     step.spec.attrs = attrs;
+    if (spec.attrs.Has("tf32")) step.spec.attrs.Set("tf32", spec.attrs.Int("tf32"));
     step.spec.node = spec.node;
     step.spec.line = spec.line;
     step.spec.threads = spec.threads;

@@ -74,8 +74,7 @@ void AddRope(Catalog* catalog) {
   OpDef def;
   def.name = "rope";
   def.doc =
-      "Rotates the pairs of elements of each head by position * base^(-2 pair / dims). inverse: "
-      "the other "
+      "Rotates the pairs of elements of each head by position * base^(-2 pair / dims). inverse: the other "
       "way round.";
   def.axes_of = [](const OpCall& call) {
     bool of_batch = call.shapes.size() > 1 && call.shapes[1].rank() == 2;

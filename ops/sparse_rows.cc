@@ -234,8 +234,7 @@ void AddSparseRows(Catalog* catalog) {
   OpDef adagrad;
   adagrad.name = "adagrad_rows";
   adagrad.doc =
-      "AdaGrad with a state for each row: table -= lr values / (sqrt(state) + eps), of the "
-      "touched rows; the "
+      "AdaGrad with a state for each row: table -= lr values / (sqrt(state) + eps), of the touched rows; the "
       "state has their squares already.";
   adagrad.axes_of = [](const OpCall& call) {
     return AxesOfUpdate(

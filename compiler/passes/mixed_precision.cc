@@ -290,12 +290,13 @@ class Narrower {
   std::map<int, std::vector<int>> casts_of_;    // by node, the casts of its outputs
 };
 
-// For what would be narrow but reads fp32: the kernels of products and convolutions look at the attribute.
+// For what mixed precision would narrow but reads fp32: the kernels of products and convolutions look at the
+// attribute. Routers, Fourier transforms and gradients of solves ("wide") stay in whole fp32.
 void AllowTf32(Graph* graph) {
   for (int n : graph->Order()) {
     Node& node = graph->node(n);
     const OpDef* def = graph->catalog().Find(node.op);
-    if (def && def->precision == Precision::kNarrow && !node.in.empty() &&
+    if (def && def->precision == Precision::kNarrow && !node.attrs.Has("wide") && !node.in.empty() &&
         graph->value(node.in[0]).dtype == DType::kFloat32)
       node.attrs.Set("tf32", int64_t{1});
   }

@@ -368,6 +368,8 @@ void Expand(Graph* graph, int id) {
   graph->SetOrigin(nullptr);
   for (int n = first_new; n < graph->num_nodes(); ++n) {
     graph->node(n).placed = node.placed;
+    if (node.attrs.Has("tf32") && graph->catalog().Get(graph->node(n).op).precision == Precision::kNarrow)
+      graph->node(n).attrs.Set("tf32", node.attrs.Int("tf32"));
     graph->node(n).why = kExpansionOf + graph->Describe(id);
   }
   for (size_t o = 0; o < node.out.size(); ++o)

@@ -54,7 +54,7 @@ int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& a
                                         : Cat("--restarts=", launcher_flags().restarts),
          " starts processes, but ", identity.launcher, " has started this one as one of ", identity.processes,
          "; use one of the two");
-  CheckProcesses(launcher_flags().processes, mesh);
+  CheckProcesses(launcher_flags().processes, mesh, program.chosen_mesh_devices > 0 ? program.chosen_by : "");
   LocalJob local;
   local.processes = launcher_flags().processes;
   local.argv = argv;  // a copy knows by its environment that it is one

@@ -189,7 +189,8 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   if (identity.alone()) take_folder();
   const ProgramFlags program = program_();
   if (program.simulates) {
-    CheckProcesses(launcher_flags().processes, mesh);  // they are simulated, too
+    CheckProcesses(launcher_flags().processes, mesh,  // they are simulated, too
+                   program.chosen_mesh_devices > 0 ? program.chosen_by : "");
   } else if ((launcher_flags().processes > 1 || launcher_flags().restarts > 0) && !ours) {
     const int code = RunCopies(identity, argv, mesh, program);
     if (folder_ && code == kUsageError) folder_->Withdraw();

@@ -16,8 +16,7 @@ std::vector<FlagGroup> LauncherGroups() {
        "Mesh and devices",
        {{"mesh", &f.mesh,
          "Names the kind of devices and the extents of mesh axes, for example cpu:dp=2,tp=2 or cuda:dp=8; "
-         "empty "
-         "means the program's default, and axes that are left out have extent 1.",
+         "empty means the program's default, and axes that are left out have extent 1.",
          kAnyValue, kCommon},
         {"devices", &f.devices, "Lists the GPUs of this host to use, for example 0,1; empty means all.",
          kAnyValue, kPerProcess},

@@ -83,7 +83,8 @@ void PrintError(const std::string& message) {
 
 namespace {
 
-// ReadIdentity; of a number that is not less than that of the processes, too, which only this process has.
+// As ReadIdentity, also for a process whose number is not below the number of processes: only this process
+// knows of that mistake, so the others have to be told.
 ProcessIdentity IdentityToTell() {
   try {
     return ReadIdentity(std::getenv);

@@ -26,12 +26,12 @@ int RuntimeThreads(const ModelOptions& options, int devices, int cores) {
   return std::max(1, threads);
 }
 
-void CheckProcesses(int processes, const std::string& mesh) {
+void CheckProcesses(int processes, const std::string& mesh, const std::string& chosen_by) {
   if (mesh.empty()) return;
   const Mesh parsed = Mesh::Parse(mesh);
   if (parsed.size() % processes != 0)
-    Fail("mesh ", parsed.str(), " has ", parsed.size(), " devices, which ", processes,
-         " processes cannot share equally");
+    Fail(chosen_by.empty() ? "mesh " + parsed.str() : chosen_by, " has ", parsed.size(), " devices, which ",
+         processes, " processes cannot share equally");
 }
 
 }  // namespace oneflow_like

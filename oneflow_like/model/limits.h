@@ -39,7 +39,8 @@ void CheckModelNumbers(const std::string& prefix, const ModelOptions& options);
 // than MostThreads().
 int RuntimeThreads(const ModelOptions& options, int devices, int cores);
 // Throws Error when the processes cannot share `mesh` equally. `mesh` is the text of the program or the user;
-// empty: not known yet.
-void CheckProcesses(int processes, const std::string& mesh);
+// empty: not known yet. `chosen_by`: the flag that chooses a mesh, of which `mesh` has the size alone; empty:
+// there is none.
+void CheckProcesses(int processes, const std::string& mesh, const std::string& chosen_by);
 
 }  // namespace oneflow_like

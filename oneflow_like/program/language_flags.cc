@@ -20,8 +20,7 @@ FlagGroup LanguageGroup() {
       "Text",
       {{"text", &f.text,
         "Learns from this text, or from files of tokens (.bin, .idx, .npy); a pattern may name several; "
-        "empty means "
-        "synthetic tokens.",
+        "empty means synthetic tokens.",
         kAnyValue, kCommon},
        {"context", &f.context, "Sets how many tokens a sequence has.", RangeOf(1, 1 << 20), kCommon | kKept},
        {"weight_decay", &f.weight_decay, "Sets the weight decay of AdamW.", RangeOf(0, 1e30), kKept},

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/one_line.h"
 #include "core/system/file_check.h"
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/data/files.h"
@@ -358,7 +359,7 @@ void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const st
   launcher.Print(
       "%s was decided for a machine %s. This run chooses what the plan leaves open for its own machine, so "
       "memory and last digits may differ\n",
-      given.where.c_str(), differs.c_str());
+      given.where.c_str(), OnOneLine(differs).c_str());
 }
 
 void SavePlan(const Launcher& launcher, const std::string& text) {

@@ -194,8 +194,7 @@ std::vector<FlagGroup> TrainingGroups() {
         {"keep", &f.keep, "Keeps this many of the newest checkpoints; 0 keeps all.", RangeOf(0, kMany)},
         {"resume", &f.resume,
          "Continues from the newest checkpoint in this folder, or from the one that is named; without any, "
-         "the "
-         "run starts afresh.",
+         "the run starts afresh.",
          kAnyValue, kCommon},
         {"load", &f.load, "Begins with the weights of a checkpoint or a safetensors file."},
         {"load_partial", &f.load_partial,

@@ -18,6 +18,7 @@
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/session/session_impl.h"
+#include "oneflow_like/session/summary.h"
 #include "oneflow_like/simulate/device_timing.h"
 #include "oneflow_like/simulate/probe_model.h"
 
@@ -297,7 +298,11 @@ class DeviceCalibration {
           if (!measured) estimated += seconds;
           sample.kernels += actor.acts();
         }
-      if (estimated > kMostEstimated * (sample.arithmetic + sample.others)) continue;
+      if (const double all = sample.arithmetic + sample.others; estimated > kMostEstimated * all) {
+        LOG(WARNING) << "calibration: steps of model " << m + 1 << " tell nothing, as "
+                     << PercentText(estimated, all) << " of their time is of kernels that were not timed";
+        continue;
+      }
       Tell(Cat("steps of model ", m + 1));
       try {
         sample.seconds = options_.time_step ? options_.time_step(made.plan)

@@ -433,6 +433,28 @@ TEST_F(CliTest, EditedPlansAreRefusedByLine) {
                 {Cat(": line 16: blocks ", blocks, " block0 ", says)});
 }
 
+// Processes that cannot share the devices of a mesh that a plan has, or that is searched for.
+TEST_F(CliTest, ProcessesThatDoNotDivideAPlanAreRefusedByItsFlag) {
+  const std::string file = folder_ + "/plan";
+  ASSERT_EQ(Gpt({"--mesh=cpu:dp=2,tp=2", "--save_plan=" + file, "--dry_run"}).code, 0);
+  for (const std::string& chosen : {"--plan=" + file, std::string("--auto_mesh=4")})
+    ExpectError(Gpt({chosen, "--processes=3"}),
+                {chosen + " has 4 devices, which 3 processes cannot share equally"});
+}
+
+// What a plan of any origin says of its machine is printed, but commands no terminal.
+TEST_F(CliTest, AMachineIsPrintedWithoutControlCharacters) {
+  const std::string file = folder_ + "/plan";
+  ASSERT_EQ(Gpt({"--save_plan=" + file, "--dry_run"}).code, 0);
+  std::string text = ReadFile(file);
+  text.insert(text.find("\nmachine ") + 9, "\x1b[31mof others, ");
+  const Outcome o = Gpt({"--plan=" + Write("edited", text), "--dry_run"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("was decided for a machine with \\x1b[31mof others, which is not here"),
+            std::string::npos)
+      << o.out.substr(0, 500);
+}
+
 // A pipe that nobody writes, or a file without an end, would never be read.
 TEST_F(CliTest, WhatIsNoRegularFileIsNotRead) {
   const std::string pipe = folder_ + "/pipe", huge = Write("huge", "");

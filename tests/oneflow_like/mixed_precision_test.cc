@@ -96,6 +96,51 @@ TEST(MixedPlans, ProductsInFp32MayRoundWhereAsked) {
   }
 }
 
+// So does the product of logits in tiles, also where their classes are cut, which expands the operator.
+TEST(MixedPlans, TilesOfLogitsMayRoundWhereAsked) {
+  for (const char* mesh : {"cpu:tp=1", "cpu:tp=2"}) {
+    ModelOptions asking;
+    asking.tf32 = true;
+    Model model(Mesh::Parse(mesh), asking);
+    Tensor x = model.Input("x", {16, 8}, DType::kFloat32), target = model.Input("y", {16}, DType::kInt32);
+    Tensor up = model.scope().Weight("up", {8, 8}, Normal(.1));
+    Tensor table = model.scope().Weight("table", {32, 8}, Normal(.1), {{"tp", S(0)}});
+    Session session = Train(mean_linear_cross_entropy(matmul(x, up), table, target, {}, 8), Sgd{.lr = .1});
+    const Graph& graph = session.impl()->compiled.graph;
+    int seen = 0;
+    for (int n : graph.Order()) {
+      const Node& node = graph.node(n);
+      const bool tiles = node.op.starts_with("linear_c");
+      if (tiles || node.op == "matmul" || node.op == "einsum")
+        EXPECT_EQ(node.attrs.Int("tf32", 0), 1) << mesh << " " << graph.Describe(n);
+      else
+        EXPECT_FALSE(node.attrs.Has("tf32")) << mesh << " " << graph.Describe(n);
+      seen += tiles;
+    }
+    EXPECT_EQ(seen, model.mesh().size()) << "whole: one operator; cut: statistics and gradient";
+  }
+}
+
+// What stays in fp32 in mixed precision for its accuracy does not round either.
+TEST(MixedPlans, WideProductsDoNotRound) {
+  ModelOptions asking;
+  asking.tf32 = true;
+  Model model(Mesh::Parse("cpu:dp=1"), asking);
+  Tensor x = model.Input("x", {4, 12}, DType::kFloat32);
+  Session session =
+      Train(mean(square(rfft(matmul(x, model.scope().Weight("w", {12, 12}, Normal(.1)))))), Sgd{.lr = .1});
+  const Graph& graph = session.impl()->compiled.graph;
+  int wide = 0, others = 0;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    if (node.op != "matmul" && node.op != "einsum") continue;
+    EXPECT_EQ(node.attrs.Has("tf32"), !node.attrs.Has("wide")) << graph.Describe(n);
+    (node.attrs.Has("wide") ? wide : others) += 1;
+  }
+  EXPECT_GE(wide, 2);
+  EXPECT_EQ(others, 2);
+}
+
 // A product that only a sum or a loss reads is held in 16 bits: those widen what they read themselves.
 TEST(MixedPlans, WhatOnlyASumReadsIsNarrow) {
   const Dims shape = {12, 20};

@@ -13,6 +13,7 @@
 #include "ops/cpu/manifest.h"
 #include "ops/language/expressions.h"
 #include "ops/language/losses.h"
+#include "ops/logit_tiles.h"
 #include "tests/error_of.h"
 #include "tests/ops/cpu_registry.h"
 #include "tests/ops/eager.h"
@@ -218,6 +219,31 @@ TEST(LinearCrossEntropy, ScratchIsOneTile) {
       EXPECT_LE(bytes, kTile * kClasses * 4) << spec.name << " in " << Name(dtype);
       EXPECT_GE(bytes, kTile * kClasses * SizeOf(dtype) / 2) << spec.name << " in " << Name(dtype);
     }
+  }
+}
+
+// Products of tiles round their operands to TF32 where the operator may.
+TEST(LinearCrossEntropy, TilesHandTf32On) {
+  const auto arg = [](DType type, const Dims& shape) {
+    return TensorArg{nullptr, type, shape, Dims(shape.rank(), 0), shape};
+  };
+  for (const bool tf32 : {false, true}) {
+    KernelSpec spec{.name = "linear_cross_entropy_grad",
+                    .attrs = {{"tile", int64_t{8}}, {"dw", int64_t{1}}, {"dx", int64_t{1}}},
+                    .in = {arg(DType::kFloat32, {20, 16}), arg(DType::kFloat32, {64, 16}),
+                           arg(DType::kInt64, {20}), arg(DType::kFloat32, {20}), arg(DType::kFloat32, {20})},
+                    .out = {arg(DType::kFloat32, {64, 16}), arg(DType::kFloat32, {20, 16})}};
+    if (tf32) spec.attrs.Set("tf32", int64_t{1});
+    int products = 0;
+    InnerKernels inner;
+    inner.scratch = [](const KernelSpec&) { return int64_t{0}; };
+    inner.make = [&](const KernelSpec& step) {
+      products += step.name == "einsum";
+      EXPECT_TRUE(step.name != "einsum" || step.attrs.Int("tf32", 0) == tf32) << step.name;
+      return CpuRegistry().Make(step, "cpu");
+    };
+    LogitTiles(spec, inner);
+    EXPECT_GE(products, 3);
   }
 }
 

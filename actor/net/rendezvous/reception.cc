@@ -389,12 +389,11 @@ std::string Reception::Missing() const {
                 " refused because of a wrong token, the last one from ", last_wrong_,
                 ": ONEFLOW_LIKE_TOKEN must be the same text on all processes");
   if (other_jobs_ > 0)
-    text += Cat("; ", other_jobs_, other_jobs_ == 1 ? " process was" : " processes were",
-                " refused as of another job, the last one ", last_other_);
+    text += Cat("; ", other_jobs_,
+                other_jobs_ == 1 ? " process of another job was" : " processes of other jobs were",
+                " refused, the last one ", last_other_);
   if (wrong_tokens_ + other_jobs_ == 0 && identity_.launcher == "torchrun")
-    text +=
-        "; see that each process runs with a RANK of its own and with process 0's MASTER_ADDR and "
-        "MASTER_PORT";
+    text += "; check that each process has its own RANK, and the MASTER_ADDR and MASTER_PORT of process 0";
   return text;
 }
 
