@@ -550,7 +550,7 @@ TEST_F(ProductsTogether, HaveTheBitsOfSingleOnes) {
   for (const ProductCase& c : ProductCases())
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32})
       for (const bool backwards : {false, true})
-        for (const int64_t number : {int64_t{1}, int64_t{2}, 1 + kSumsApart}) {
+        for (const int64_t number : {int64_t{1}, int64_t{3}, 1 + kSumsApart}) {
           if (number > kSumsApart && c.vector <= 0) continue;
           SCOPED_TRACE(Cat(c.op, " ", c.attrs.str(), " ", Name(dtype), backwards ? " backwards" : "",
                            " number ", number, ", seed ", ++seed));
@@ -618,14 +618,18 @@ TEST_F(ProductsTogether, AreOneAfterAnotherWhereTheyDoNotFit) {
   EXPECT_EQ(asked({.vector = {2, 1, 0}}, nullptr), 1u);
   EXPECT_EQ(asked({.other = {0, 0, 0}}, nullptr), 1u);
   EXPECT_EQ(asked({}, [](auto* p) { p->at(2).in[0].data = p->at(1).in[1].data; }), 1u) << "another x";
+  const auto shift = [](auto* p) {
+    for (int i = 0; i < kCount; ++i) p->at(i).in[0].data = static_cast<char*>(p->at(i).in[0].data) + 64 * i;
+  };
+  EXPECT_EQ(asked({}, shift), 1u) << "each another x";
   EXPECT_EQ(asked({}, [](auto* p) { p->pop_back(); }), 1u) << "one is in another segment";
-  // A last one that only writes, not adds, and one of other extents.
-  EXPECT_EQ(asked({},
-                  [&](auto* p) {
-                    p->at(2).spec.attrs.Set("accumulates", int64_t{0});
-                    Finish(&p->at(2));
-                  }),
-            1u);
+  for (const auto& [attr, value] : {std::pair("accumulates", 0), std::pair("gemm_choice", 1)}) {
+    const auto set = [&](auto* p) {
+      p->at(2).spec.attrs.Set(attr, int64_t{value});
+      Finish(&p->at(2));
+    };
+    EXPECT_EQ(asked({}, set), 1u) << "the last has another " << attr;
+  }
 }
 
 TEST_F(ProductsTogether, AreOneAfterAnotherWhereTheLibraryRefuses) {
