@@ -49,6 +49,10 @@ const Pass kPasses[] = {
     {"fill_buckets", Level::kLowered, FillBuckets},
     {"choose_algorithms", Level::kLowered, ChooseAlgorithms},
     {"bound_gradients", Level::kLowered, [](Graph* g, const CompileOptions&) { BoundGradients(g); }},
+    {"line_up_products", Level::kLowered,
+     [](Graph* g, const CompileOptions& o) {
+       if (o.asked.fuse) LineUpProducts(g);
+     }},
     {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };
 

@@ -153,6 +153,7 @@ class CudaBackend : public Backend {
     counts.graphs = streams.graphs;
     counts.timed_products = Counted(LibraryUse::kTimedProduct);
     counts.other_proposals = Choices().OtherProposals();
+    counts.products_together = Choices().Together();
     counts.graph_launches = streams.graph_launches;
     counts.lone_launches = streams.lone_launches;
     counts.graph_nodes = streams.graph_nodes;

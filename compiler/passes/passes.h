@@ -39,6 +39,7 @@ void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's thir
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives
 void ChooseAlgorithms(Graph* graph, const CompileOptions& options);
 void BoundGradients(Graph* graph);  // whole ones, under way
+void LineUpProducts(Graph* graph);
 void OrderWrites(Graph* graph);
 
 // --- Values that differ between micro-batches although time does not cut them (micro_batches.cc) ---

@@ -8,13 +8,18 @@
 // turns in one place. Blocks are placed by falling size, or by falling size times lifetime, those alike by
 // rising begin, each at the lowest offset that is free; what needs least memory is kept. Blocks of one size
 // placed by rising begin need no more than are alive at once, as in the coloring of an interval graph.
+//
+// What products side by side read and write (line_up_products.cc) lies in a row where that costs no memory,
+// so that they can be one call, which wants operands equally far apart.
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "compiler/plan/lifetimes.h"
 #include "compiler/plan/make_plans.h"
 #include "core/plan/plan_values.h"
+#include "ops/equation.h"
 
 namespace oneflow_like {
 
@@ -34,6 +39,7 @@ struct Block {
   int64_t offset = -1;
   plan::Buffer* buffer = nullptr;
   plan::Kernel* kernel = nullptr;
+  int row = -1, part = 0, seat = 0;  // of a row of buffers; of their messages; and the place there
 };
 
 void Merge(std::vector<Span>* live) {
@@ -73,6 +79,71 @@ std::vector<Block> BlocksOf(plan::Plan* plan, int arena, const Lifetimes& lifeti
       for (int start : lifetimes.starts[a]) block.live.push_back({start + k, start + k});
     }
   return blocks;
+}
+
+// How many products there are side by side from this one on, and the operand that they share.
+std::pair<int, int> SideBySide(const plan::Kernel& kernel) {
+  for (const plan::Attr& attr : kernel.attr())
+    if (attr.name() == kTogether)
+      return {static_cast<int>(attr.ints().at(0)), static_cast<int>(attr.ints().at(1))};
+  return {1, -1};
+}
+
+// The ids of buffers that belong side by side.
+std::vector<std::vector<int>> RowsOfBuffers(const plan::Plan& plan) {
+  std::vector<std::vector<int>> rows;
+  std::set<int> seated;
+  const auto add = [&](const std::vector<int>& row) {
+    const std::set<int> all(row.begin(), row.end());
+    const auto known = [&](int id) { return seated.count(id) != 0; };
+    if (all.size() != row.size() || std::any_of(all.begin(), all.end(), known)) return;
+    seated.insert(all.begin(), all.end());
+    rows.push_back(row);
+  };
+  for (const plan::Actor& actor : plan.actor())
+    for (int k = 0; k < actor.kernel_size();) {
+      const plan::Kernel& first = actor.kernel(k);
+      const auto [count, shared] = SideBySide(first);
+      std::vector<const plan::Kernel*> group;
+      for (int i = k; i < std::min(k + count, actor.kernel_size()); ++i)
+        if (const plan::Kernel& kernel = actor.kernel(i); kernel.in_size() == first.in_size() &&
+                                                          kernel.out_size() == first.out_size() &&
+                                                          SideBySide(kernel) == SideBySide(first))
+          group.push_back(&kernel);
+      if (count < 2 || std::ssize(group) != count) {
+        ++k;
+        continue;
+      }
+      k += count;
+      for (int o = 0; o < first.in_size() + first.out_size(); ++o) {
+        std::vector<int> row;
+        for (const plan::Kernel* kernel : group)
+          row.push_back((o < first.in_size() ? kernel->in(o) : kernel->out(o - first.in_size())).buffer());
+        if (o != shared) add(row);
+      }
+    }
+  return rows;
+}
+
+// Seats buffers of one size.
+void SeatRows(const plan::Plan& plan, std::vector<Block>* blocks) {
+  std::map<int, Block*> of_buffer;
+  for (Block& b : *blocks)
+    if (b.buffer != nullptr && !b.exclusive) of_buffer[b.buffer->id()] = &b;
+  int number = 0;
+  for (const std::vector<int>& row : RowsOfBuffers(plan)) {
+    const auto fits = [&](int id) {
+      const auto first = of_buffer.find(row[0]), at = of_buffer.find(id);
+      return first != of_buffer.end() && at != of_buffer.end() && first->second->bytes == at->second->bytes &&
+             first->second->unit == at->second->unit;
+    };
+    if (!std::all_of(row.begin(), row.end(), fits)) continue;
+    for (size_t i = 0; i < row.size(); ++i) {
+      of_buffer[row[i]]->row = number;
+      of_buffer[row[i]]->seat = static_cast<int>(i);
+    }
+    ++number;
+  }
 }
 
 // --- The lower bound ---
@@ -141,37 +212,107 @@ bool Meet(const Block& a, const Block& b) {
   return false;
 }
 
+// Blocks with offsets, and where others can be.
+class Placed {
+ public:
+  int64_t top() const { return top_; }
+
+  void AddExclusive(Block* b) {
+    Put(b, floor_);
+    floor_ = top_;
+  }
+  void Add(Block* b) { Insert(b, Lowest({b})); }
+
+  // Of one size. Side by side, in this order, unless they reach less far one by one.
+  void AddRow(const std::vector<Block*>& row) {
+    const std::vector<Block*> before = placed_;
+    const int64_t top = top_, size = row[0]->bytes, side_by_side = Lowest(row);
+    for (Block* b : row) Add(b);
+    if (side_by_side + std::ssize(row) * size > top_) return;
+    placed_ = before;
+    top_ = top;
+    for (size_t i = 0; i < row.size(); ++i) Insert(row[i], side_by_side + static_cast<int64_t>(i) * size);
+  }
+
+ private:
+  // The lowest offset at which these can lie side by side.
+  int64_t Lowest(const std::vector<Block*>& row) const {
+    const int64_t size = row[0]->bytes, count = std::ssize(row);
+    int64_t at = floor_;
+    for (bool again = true; again;) {
+      again = false;
+      for (const Block* p : placed_) {
+        if (p->offset >= at + count * size) break;
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t begin = at + i * size;
+          if (p->offset >= begin + size || p->offset + p->bytes <= begin || !Meet(*p, *row[i])) continue;
+          at = p->offset + p->bytes - i * size;
+          again = count > 1;  // another one of them may now meet what was passed
+        }
+      }
+    }
+    return at;
+  }
+
+  void Put(Block* b, int64_t at) {
+    b->offset = at;
+    top_ = std::max(top_, at + b->bytes);
+  }
+  void Insert(Block* b, int64_t at) {
+    Put(b, at);
+    placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), b,
+                                    [](Block* x, Block* y) { return x->offset < y->offset; }),
+                   b);
+  }
+
+  int64_t floor_ = 0, top_ = 0;
+  std::vector<Block*> placed_;  // not exclusive, by offset
+};
+
 // Each block at the lowest offset that is free, those of large weight first; returns the end of the last.
 template <typename Weight>
-int64_t PlaceBy(Weight weight, std::vector<Block>* blocks) {
+int64_t PlaceInOrder(Weight weight, bool in_rows, std::vector<Block>* blocks) {
   std::vector<std::pair<double, Block*>> order;
-  for (Block& b : *blocks) order.push_back({weight(b), &b});
+  std::map<std::pair<int, int>, std::vector<Block*>> rows;  // by row and part
+  for (Block& b : *blocks) {
+    order.push_back({weight(b), &b});
+    if (in_rows && b.row >= 0) rows[{b.row, b.part}].push_back(&b);
+  }
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     if (a.second->exclusive != b.second->exclusive) return a.second->exclusive;
     if (a.first != b.first) return a.first > b.first;
     return FirstPosition(*a.second) < FirstPosition(*b.second);
   });
-  int64_t floor = 0, top = 0;
-  std::vector<Block*> placed;  // not exclusive, by offset
+  Placed placed;
   for (auto [_, b] : order) {
+    const auto found = rows.find({b->row, b->part});
     if (b->exclusive) {
-      b->offset = floor;
-      floor += b->bytes;
-      top = floor;
-      continue;
+      placed.AddExclusive(b);
+    } else if (found == rows.end()) {
+      placed.Add(b);
+    } else if (!found->second.empty()) {  // else it is there, by another one of its row
+      std::vector<Block*> row = std::exchange(found->second, {});
+      std::sort(row.begin(), row.end(), [](Block* x, Block* y) { return x->seat < y->seat; });
+      if (std::all_of(row.begin(), row.end(), [&](Block* x) { return x->bytes == row[0]->bytes; })) {
+        placed.AddRow(row);
+      } else {
+        for (Block* x : row) placed.Add(x);
+      }
     }
-    int64_t at = floor;
-    for (Block* p : placed) {
-      if (p->offset >= at + b->bytes) break;
-      if (p->offset + p->bytes > at && Meet(*p, *b)) at = p->offset + p->bytes;
-    }
-    b->offset = at;
-    top = std::max(top, at + b->bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
-                                   [](Block* x, Block* y) { return x->offset < y->offset; }),
-                  b);
   }
-  return top;
+  return placed.top();
+}
+
+// In rows where that takes no more.
+template <typename Weight>
+int64_t PlaceBy(Weight weight, std::vector<Block>* blocks) {
+  const int64_t top = PlaceInOrder(weight, false, blocks);
+  if (std::none_of(blocks->begin(), blocks->end(), [](const Block& b) { return b.row >= 0; })) return top;
+  std::vector<Block> in_rows = *blocks;
+  const int64_t top_in_rows = PlaceInOrder(weight, true, &in_rows);
+  if (top_in_rows > top) return top;
+  blocks->swap(in_rows);
+  return top_in_rows;
 }
 
 // In how many blocks messages of a buffer lie apart, which they take in turns: at most `most`, but one for
@@ -212,7 +353,13 @@ std::vector<Block> MessagesApart(const std::vector<Block>& blocks) {
       apart.push_back(b);
       continue;
     }
-    for (size_t i = 0; i < n; ++i) apart.push_back({.bytes = b.unit, .unit = b.unit, .buffer = b.buffer});
+    for (size_t i = 0; i < n; ++i)
+      apart.push_back({.bytes = b.unit,
+                       .unit = b.unit,
+                       .buffer = b.buffer,
+                       .row = b.row,
+                       .part = static_cast<int>(i),
+                       .seat = b.seat});
     for (size_t i = 0; i < b.messages.size(); ++i) apart[first + i % n].live.push_back(b.messages[i]);
     for (size_t i = first; i < apart.size(); ++i) Merge(&apart[i].live);
   }
@@ -255,6 +402,7 @@ int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak, LiveBytes
   int64_t of_device = 0;
   for (int arena = 0; arena < plan->arena_size(); ++arena) {
     std::vector<Block> blocks = BlocksOf(plan, arena, lifetimes);
+    SeatRows(*plan, &blocks);
     const std::vector<LiveBytes::Change> changes = ChangesOf(blocks);
     const int64_t bound = MostLive(changes, arena == 0 ? at_peak : nullptr);
     plan->mutable_arena(arena)->set_bytes(PlaceBlocks(bound, &blocks));

@@ -79,6 +79,7 @@ struct BackendCounts {
   int64_t graph_nanoseconds = 0, graph_wait_nanoseconds = 0, recording_nanoseconds = 0, lone_nanoseconds = 0;
   // Products whose proposals this process timed, and those decided to be done by another than the first.
   int64_t timed_products = 0, other_proposals = 0;
+  int64_t products_together = 0;  // kinds of products of which several are done in one call
   // Device memory taken by Device::Allocate, and by anything else since the devices were opened (code of
   // libraries, communicators, recordings).
   int64_t allocated_bytes = 0, other_bytes = 0;

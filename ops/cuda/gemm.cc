@@ -55,9 +55,13 @@ class ProductWithSums : public Gemm {
     GemmOperands alone = operands;
     alone.bias = nullptr;
     if (Status status = product_->Launch(alone, launch); !status.ok()) return status;
-    SummedMatrix a{operands.a, static_cast<DType>(what_.in), what_.m, what_.k, 1, what_.lda};
+    const DType in = static_cast<DType>(what_.in), out = static_cast<DType>(what_.out);
+    SummedMatrix a{operands.a, in, what_.m, what_.k, 1, what_.lda};
     if (what_.transposed_a) std::swap(a.to_next_result, a.to_next_term);
-    LaunchMatrixSums(a, operands.bias, static_cast<DType>(what_.out), launch);
+    for (int64_t i = 0; i < what_.batch; ++i) {
+      a.data = ElementAt(operands.a, i * what_.stride_a, in);
+      LaunchMatrixSums(a, ElementAt(operands.bias, i * what_.stride_bias, out), out, launch);
+    }
     return Status();
   }
 

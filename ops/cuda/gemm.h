@@ -36,6 +36,7 @@ struct GemmDescriptor {
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldd = 0, ld_aux = 0;
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_d = 0;  // in elements; 0: the same for all
+  int64_t stride_bias = 0;                                      // of the vectors of a batch
   int64_t alignment = 16;                                       // of all pointers, in bytes
   int64_t workspace_bytes = 0;
   // Which of the library's proposals, from 0, its best; or kDecided. MakeProduct has further numbers.
@@ -67,6 +68,12 @@ struct GemmOperands {
   void* aux = nullptr;
   void* workspace = nullptr;
 };
+
+// Element `at` of an operand, which may be null.
+inline char* ElementAt(const void* data, int64_t at, DType dtype) {
+  if (data == nullptr) return nullptr;
+  return static_cast<char*>(const_cast<void*>(data)) + at * static_cast<int64_t>(SizeOf(dtype));
+}
 
 class Gemm {
  public:

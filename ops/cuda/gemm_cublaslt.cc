@@ -182,7 +182,8 @@ class CublasLtGemm : public Gemm {
       done = done && Set(CUBLASLT_MATMUL_DESC_EPILOGUE, EpilogueOf(what_));
       if (what_.epilogue != Epilogue::kGeluGrad)
         done = done && SetPointer(CUBLASLT_MATMUL_DESC_BIAS_POINTER, aligned) == CUBLAS_STATUS_SUCCESS &&
-               Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(TypeOf(what_.out)));
+               Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(TypeOf(what_.out))) &&
+               Set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, what_.stride_bias);
       if (what_.ld_aux > 0)
         done = done &&
                SetPointer(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aligned) == CUBLAS_STATUS_SUCCESS &&

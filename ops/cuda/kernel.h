@@ -49,7 +49,8 @@ class CudaKernel : public Kernel {
   // recorded: kernels read launch.act instead. Operands, their extents, seed and times are what they are.
   virtual Status Launch(const KernelContext& context, const LaunchContext& launch) = 0;
   // How many of `runs`, consecutive kernels of a segment of which this is the first, can run in one launch of
-  // this kernel with the same bits as one after another. Called whenever they are not replayed.
+  // this kernel with the same bits as one after another, or, of products, with those of a way that was chosen
+  // when plans were loaded (products_together.h). Called whenever they are not replayed.
   virtual size_t Together(std::span<const KernelRun> /*runs*/) const { return 1; }
   // Enqueues all of them, as Launch does for each. REQUIRES: runs.size() is at most the result of Together. A
   // fault is reported, and explained, as this kernel's.

@@ -9,6 +9,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/library_use.h"
 #include "ops/cuda/move.h"
+#include "ops/cuda/products_together.h"
 #include "ops/fused.h"
 
 namespace oneflow_like::cuda {
@@ -39,10 +40,11 @@ const TensorArg& ArgAt(int role, Args in, Args out) {
   return role < kOutput ? in[role] : out[role - kOutput];
 }
 
-class LinearKernel : public CudaKernel {
+class LinearKernel : public ProductKernel {
  public:
   LinearKernel(const KernelSpec& spec, Epilogue epilogue, Roles roles)
-      : spec_(spec),
+      : ProductKernel(spec.attrs),
+        spec_(spec),
         epilogue_(epilogue),
         roles_(roles),
         accumulates_(Accumulates(spec.attrs)),
@@ -95,6 +97,12 @@ class LinearKernel : public CudaKernel {
     gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
     gemm.choice = spec_.attrs.Int("gemm_choice", kDecided);
     gemm_ = MakeProduct(gemm);
+    WantTogether(gemm);
+  }
+
+  const GemmDescriptor* OneCall(const KernelContext& context) const override {
+    const bool one = gemm_ && context.in[0].extent == a_ && context.in[1].extent == b_;
+    return one ? &gemm_->descriptor() : nullptr;
   }
 
   std::string Kind() const {
@@ -105,7 +113,7 @@ class LinearKernel : public CudaKernel {
                " to ", Name(types_.out));
   }
 
-  Status Multiply(const KernelContext& context, const LaunchContext& launch) {
+  GemmOperands OperandsOf(const KernelContext& context, void* workspace) const override {
     auto data = [&](int role) { return role >= 0 ? ArgAt(role, context.in, context.out).data : nullptr; };
     GemmOperands operands;
     operands.a = context.in[0].data;
@@ -115,9 +123,13 @@ class LinearKernel : public CudaKernel {
     operands.d = context.out[0].data;
     operands.bias = data(roles_.bias);
     operands.aux = data(roles_.aux);
-    operands.workspace = launch.workspace;
+    operands.workspace = workspace;
+    return operands;
+  }
+
+  Status Multiply(const KernelContext& context, const LaunchContext& launch) {
     if (accumulates_) LaunchZeroFirst(context.out[0], launch);
-    Status status = gemm_->Launch(operands, launch);
+    Status status = gemm_->Launch(OperandsOf(context, launch.workspace), launch);
     if (status.ok()) Count(LibraryUse::kProduct);
     return status;
   }

@@ -7,6 +7,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/library_use.h"
 #include "ops/cuda/move.h"
+#include "ops/cuda/products_together.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -14,9 +15,10 @@ namespace {
 // Packed operands take at most this of the work space; the library has the rest, and all of it otherwise.
 constexpr int64_t kPackedBytes = int64_t{24} << 20;
 
-class Product : public CudaKernel {
+class Product : public ProductKernel {
  public:
-  Product(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
+  Product(const KernelSpec& spec, std::vector<LabelAxes> labels)
+      : ProductKernel(spec.attrs), labels_(std::move(labels)) {
     types_ = {spec.in[0].dtype, spec.out[0].dtype, MayRoundToTf32(spec.attrs)};
     choice_ = spec.attrs.Int("gemm_choice", kDecided);
     accumulates_ = Accumulates(spec.attrs);
@@ -66,6 +68,31 @@ class Product : public CudaKernel {
     plan_.gemm.choice = choice_;
     plan_.gemm.adds_c = accumulates_ && !plan_.y.needed;
     gemm_ = MakeGemm(plan_.gemm);
+    if (InOneCall()) WantTogether(plan_.gemm);
+  }
+
+  bool InOneCall() const {
+    return gemm_ && plan_.kind == ContractionPlan::kDirect && plan_.outer.size() == 1;
+  }
+  const GemmDescriptor* OneCall(const KernelContext& context) const override {
+    const bool one = InOneCall() && context.in[0].extent == a_ && context.in[1].extent == b_;
+    return one ? &plan_.gemm : nullptr;
+  }
+  GemmOperands OperandsOf(const KernelContext& context, void* workspace) const override {
+    return At(plan_.outer[0], context.in[0].data, context.in[1].data, context.out[0].data, workspace);
+  }
+
+  // Of one call of several.
+  GemmOperands At(const ContractionPlan::Place& place, const void* a, const void* b, void* y,
+                  void* workspace) const {
+    GemmOperands operands;
+    operands.a = ElementAt(a, place.a, types_.in);
+    operands.b = ElementAt(b, place.b, types_.in);
+    if (plan_.gemm.swapped) std::swap(operands.a, operands.b);
+    operands.d = ElementAt(y, place.y, static_cast<DType>(plan_.gemm.out));
+    operands.c = plan_.gemm.adds_c ? operands.d : nullptr;
+    operands.workspace = workspace;
+    return operands;
   }
 
   // In the first act, which is never a recorded one.
@@ -103,16 +130,8 @@ class Product : public CudaKernel {
     }
     if (plan_.y.needed) base_y = take(plan_.y);
     if (plan_.gemm.adds_c) LaunchZeroFirst(y, launch);
-    int64_t in = static_cast<int64_t>(SizeOf(types_.in));
-    int64_t out = static_cast<int64_t>(SizeOf(static_cast<DType>(plan_.gemm.out)));
     for (const ContractionPlan::Place& place : plan_.outer) {
-      GemmOperands operands;
-      operands.a = base_a + place.a * in;
-      operands.b = base_b + place.b * in;
-      if (plan_.gemm.swapped) std::swap(operands.a, operands.b);
-      operands.d = base_y + place.y * out;
-      operands.c = plan_.gemm.adds_c ? operands.d : nullptr;
-      operands.workspace = free;
+      const GemmOperands operands = At(place, base_a, base_b, base_y, free);
       if (Status status = gemm_->Launch(operands, launch); !status.ok()) return status;
       Count(LibraryUse::kProduct);
     }

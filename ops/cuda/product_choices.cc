@@ -30,9 +30,11 @@ constexpr int kRounds = 4, kMostRuns = 20;
 // What took longer at its first turn, beside the fastest then, is not looked at again: 1.4 times, and what
 // the host may take to enqueue several launches.
 constexpr double kHopeless = 1.4, kHostSeconds = 2e-5;
-constexpr int64_t kComparedBytes = 4 << 20;  // of a result, from its beginning
+constexpr int64_t kComparedBytes = 4 << 20;  // of results, from their beginning
+constexpr int64_t kComparedResults = 8;      // of a batch; of larger ones only the first
 constexpr int64_t kMostProposal = 1 << 10;   // none is meant by a larger number
-constexpr int64_t kPattern = 1 << 20;        // bytes of random numbers that operands repeat
+const std::string kTogetherWork = "together ";
+constexpr int64_t kPattern = 1 << 20;  // bytes of random numbers that operands repeat
 
 static_assert(std::has_unique_object_representations_v<GemmDescriptor>, "its bytes are compared");
 std::string BytesOf(const GemmDescriptor& product) {
@@ -48,6 +50,10 @@ const char* NameOf(Epilogue epilogue) {
 
 bool HasVector(const GemmDescriptor& product) {
   return product.epilogue != Epilogue::kNone && product.epilogue != Epilogue::kGeluGrad;
+}
+
+int64_t VectorElements(const GemmDescriptor& product) {
+  return HasVector(product) ? product.m + (product.batch - 1) * product.stride_bias : 0;
 }
 
 // Where the operands lie in the scratch.
@@ -73,7 +79,7 @@ Layout LayoutOf(const GemmDescriptor& g) {
       place(g.transposed_b ? matrix(g.n, g.k, g.ldb, g.stride_b) : matrix(g.k, g.n, g.ldb, g.stride_b), in);
   at.d = place(matrix(g.m, g.n, g.ldd, g.stride_d), out);
   at.aux = place(g.ld_aux > 0 ? matrix(g.m, g.n, g.ld_aux, 0) : 0, out);
-  at.bias = place(HasVector(g) ? g.m : 0, out);
+  at.bias = place(VectorElements(g), out);
   at.end = end;
   return at;
 }
@@ -209,8 +215,12 @@ std::string WorkOf(const GemmDescriptor& g, int device) {
              " ld ", g.lda, ",", g.ldb, ",", g.ldd, ",", g.ld_aux, " batch ", g.batch, ":", g.stride_a, ",",
              g.stride_b, ",", g.stride_d, " ", Name(static_cast<DType>(g.in)), ">",
              Name(static_cast<DType>(g.out)), g.tf32 ? " tf32" : "", NameOf(g.epilogue),
-             g.adds_c ? " adds" : "", " align ", g.alignment, " room ", g.workspace_bytes, " on ",
-             CardOf(device), ", ", *version);
+             g.stride_bias != 0 ? Cat(" apart ", g.stride_bias) : "", g.adds_c ? " adds" : "", " align ",
+             g.alignment, " room ", g.workspace_bytes, " on ", CardOf(device), ", ", *version);
+}
+
+std::string TogetherWorkOf(const GemmDescriptor& batch, int device) {
+  return kTogetherWork + WorkOf(batch, device);
 }
 
 void ProductChoices::Want(const GemmDescriptor& product) {
@@ -220,6 +230,13 @@ void ProductChoices::Want(const GemmDescriptor& product) {
                                     [product](const LaunchContext& launch, void* scratch, int64_t bytes) {
                                       return TimeProposals(product, launch, scratch, bytes);
                                     }});
+}
+
+void ProductChoices::WantTogether(const GemmDescriptor& batch) {
+  Want(kTogetherWork + BytesOf(batch), {[batch](int device) { return TogetherWorkOf(batch, device); },
+                                        [batch](const LaunchContext& launch, void* scratch, int64_t bytes) {
+                                          return TimeTogether(batch, launch, scratch, bytes);
+                                        }});
 }
 
 void ProductChoices::Want(const std::string& key, ChoosableWork work) {
@@ -277,6 +294,13 @@ int64_t ProductChoices::OtherProposals() const {
   return std::count_if(decided_.begin(), decided_.end(), [](const auto& entry) { return entry.second > 0; });
 }
 
+int64_t ProductChoices::Together() const {
+  std::lock_guard lock(mutex_);
+  return std::count_if(decided_.begin(), decided_.end(), [](const auto& entry) {
+    return entry.second > 0 && entry.first.starts_with(kTogetherWork);
+  });
+}
+
 void ProductChoices::Forget() {
   std::lock_guard lock(mutex_);
   wanted_.clear();
@@ -294,23 +318,47 @@ int64_t ProposalFor(const GemmDescriptor& product, int device) {
 
 namespace {
 
-// What is compared of results: the beginning of d, and the vector.
+// What is compared of results: the beginning of d, or of each d of a batch, and the vectors.
 struct Results {
   std::vector<char> d, vector;
 };
 
-// The results of one launch, by itself: d is zero before, to which a product may add.
+// The results of one call, by itself: d is zero before, to which a product may add, and so are sums.
 bool ResultsOf(const std::function<bool()>& way, const GemmDescriptor& g, const GemmOperands& p,
                const Layout& at, cudaStream_t stream, Results* results) {
-  results->d.resize(std::min(at.aux - at.d, kComparedBytes));
-  results->vector.resize(HasVector(g) ? g.m * SizeOf(static_cast<DType>(g.out)) : 0);
-  if (cudaMemsetAsync(p.d, 0, static_cast<size_t>(at.aux - at.d), stream) != cudaSuccess || !way())
+  const auto size = static_cast<int64_t>(SizeOf(static_cast<DType>(g.out)));
+  const auto clear = [&](void* to, int64_t bytes) {
+    return cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream) == cudaSuccess;
+  };
+  const auto copy = [&](char* to, const void* from, size_t bytes) {
+    return bytes == 0 || cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream) == cudaSuccess;
+  };
+  results->vector.resize(static_cast<size_t>(VectorElements(g) * size));
+  const bool sums = g.epilogue == Epilogue::kBiasGradA;
+  if (!clear(p.d, at.aux - at.d) || (sums && !clear(p.bias, VectorElements(g) * size)) || !way() ||
+      !copy(results->vector.data(), p.bias, results->vector.size()))
     return false;
-  for (const auto& [to, from] : {std::pair(&results->d, p.d), std::pair(&results->vector, p.bias)})
-    if (!to->empty() &&
-        cudaMemcpyAsync(to->data(), from, to->size(), cudaMemcpyDeviceToHost, stream) != cudaSuccess)
+  // Of large batches, and where results lie in one another, the beginning of all.
+  const int64_t count = g.batch <= kComparedResults && g.stride_d >= g.ldd * g.n ? g.batch : 1;
+  const int64_t apart = g.stride_d * size, rest = at.aux - at.d - (count - 1) * apart;
+  const int64_t each = std::min(rest, kComparedBytes / count) / size * size;
+  results->d.resize(static_cast<size_t>(each * count));
+  for (int64_t i = 0; i < count; ++i)
+    if (!copy(results->d.data() + i * each, static_cast<char*>(p.d) + i * apart, static_cast<size_t>(each)))
       return false;
   return cudaStreamSynchronize(stream) == cudaSuccess;
+}
+
+// Those of product `i` of a batch.
+GemmOperands OperandsAt(const GemmDescriptor& g, const GemmOperands& p, int64_t i) {
+  const auto in = static_cast<DType>(g.in), out = static_cast<DType>(g.out);
+  GemmOperands at = p;
+  at.a = ElementAt(p.a, i * g.stride_a, in);
+  at.b = ElementAt(p.b, i * g.stride_b, in);
+  at.c = ElementAt(p.c, i * g.stride_d, out);
+  at.d = ElementAt(p.d, i * g.stride_d, out);
+  at.bias = ElementAt(p.bias, i * g.stride_bias, out);
+  return at;
 }
 
 // The ways of a product by number.
@@ -336,8 +384,13 @@ NumberedProducts WaysOf(const GemmDescriptor& product) {
 
 }  // namespace
 
-std::map<int64_t, double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch,
-                                        void* scratch, int64_t bytes) {
+namespace {
+
+// Of `product`, on operands of its own. With `one_by_one`, another way to do the batch: that is way 0, and
+// numbers are one more.
+std::map<int64_t, double> TimeWays(const GemmDescriptor& product, const std::string& work,
+                                   const std::function<bool(const GemmOperands&)>& one_by_one,
+                                   const LaunchContext& launch, void* scratch, int64_t bytes) {
   const Layout at = LayoutOf(product);
   char* const base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + 255) / 256 * 256);
   if (base + at.end > static_cast<char*>(scratch) + bytes) return {};
@@ -353,33 +406,70 @@ std::map<int64_t, double> TimeProposals(const GemmDescriptor& product, const Lau
   operands.workspace = launch.workspace;
   const NumberedProducts all = WaysOf(product);
   std::vector<std::function<bool()>> ways;
-  for (const auto& way : all.products)
-    ways.push_back([&launch, &operands, way = way.get()] { return way->Launch(operands, launch).ok(); });
+  std::vector<int64_t> numbers;
+  if (one_by_one) {
+    ways.push_back([&] { return one_by_one(operands); });
+    numbers.push_back(0);
+  }
+  for (size_t i = 0; i < all.products.size(); ++i) {
+    ways.push_back([&, way = all.products[i].get()] { return way->Launch(operands, launch).ok(); });
+    numbers.push_back(all.numbers[i] + (one_by_one ? 1 : 0));
+  }
   const std::vector<double> timed = TimeInTurn(ways, launch.stream);
   std::map<int64_t, double> seconds;
   std::map<int64_t, const std::function<bool()>*> of_number;
   for (size_t i = 0; i < timed.size(); ++i)
     if (std::isfinite(timed[i])) {
-      seconds[all.numbers[i]] = timed[i];
-      of_number[all.numbers[i]] = &ways[i];
+      seconds[numbers[i]] = timed[i];
+      of_number[numbers[i]] = &ways[i];
     }
   if (seconds.size() < 2) return seconds;
-  Count(LibraryUse::kTimedProduct);
   Results first, fastest;
   if (!ResultsOf(*of_number.begin()->second, product, operands, at, launch.stream, &first)) return {};
   const DType out = static_cast<DType>(product.out);
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return {};
   while (!seconds.empty()) {
     const int64_t number = FastestProposal(seconds);
     if (number == of_number.begin()->first) break;
     if (!ResultsOf(*of_number.at(number), product, operands, at, launch.stream, &fastest)) return {};
     if (Agree(first.d, fastest.d, out) && Agree(first.vector, fastest.vector, out)) break;
-    LOG(WARNING) << "proposal " << number << " for " << WorkOf(product, device)
+    LOG(WARNING) << "proposal " << number << " for " << work
                  << " does not agree with the first one on this card, and is not used";
     seconds.erase(number);
   }
   return seconds;
+}
+
+std::map<int64_t, double> Counted(std::map<int64_t, double> seconds) {
+  if (seconds.size() > 1) Count(LibraryUse::kTimedProduct);
+  return seconds;
+}
+
+}  // namespace
+
+std::map<int64_t, double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch,
+                                        void* scratch, int64_t bytes) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  return Counted(TimeWays(product, WorkOf(product, device), nullptr, launch, scratch, bytes));
+}
+
+std::map<int64_t, double> TimeTogether(const GemmDescriptor& batch, const LaunchContext& launch,
+                                       void* scratch, int64_t bytes) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  GemmDescriptor one = batch;
+  one.batch = 1;
+  one.stride_a = one.stride_b = one.stride_d = one.stride_bias = 0;
+  const std::map<int64_t, double> alone = TimeWays(one, WorkOf(one, device), nullptr, launch, scratch, bytes);
+  if (alone.empty()) return {};
+  one.choice = FastestProposal(alone);
+  const std::unique_ptr<Gemm> product = MakeProduct(one);
+  const auto one_by_one = [&](const GemmOperands& all) {
+    for (int64_t i = 0; i < batch.batch; ++i)
+      if (!product->Launch(OperandsAt(batch, all, i), launch).ok()) return false;
+    return true;
+  };
+  return Counted(TimeWays(batch, TogetherWorkOf(batch, device), one_by_one, launch, scratch, bytes));
 }
 
 int64_t FastestProposal(const std::map<int64_t, double>& seconds) {

@@ -19,8 +19,11 @@
 
 namespace oneflow_like::cuda {
 
-// The name of a product on a device of the process, for LibraryChoice::work.
+// The name of a product on a device of the process, for LibraryChoice::work; and of a batch of products that
+// can also be done one after another (products_together.h): way 0 is that, way 1 + i the batch by number i of
+// MakeProduct.
 std::string WorkOf(const GemmDescriptor& product, int device);
+std::string TogetherWorkOf(const GemmDescriptor& batch, int device);
 
 // Work that can be done in several ways, numbered from 0, its usual one.
 struct ChoosableWork {
@@ -35,6 +38,7 @@ class ProductChoices {
  public:
   // Notes a product that leaves the choice to what is decided.
   void Want(const GemmDescriptor& product);
+  void WantTogether(const GemmDescriptor& batch);
   // Notes other work; `key` tells equal work.
   void Want(const std::string& key, ChoosableWork work);
   // Those wanted for which nothing is decided on cards like this one; empty if timing makes no difference.
@@ -45,6 +49,7 @@ class ProductChoices {
   void Settle(const std::string& work);
   int64_t Decided(const std::string& work) const;  // 0 where nothing is
   int64_t OtherProposals() const;                  // decided on that are not the first
+  int64_t Together() const;                        // kinds of products that are done several in one call
   // For tests: as in a new process. Products that exist keep what they have.
   void Forget();
 
@@ -62,6 +67,10 @@ int64_t ProposalFor(const GemmDescriptor& product, int device);
 // with the first one's: what does not agree is left out, and a warning says so.
 std::map<int64_t, double> TimeProposals(const GemmDescriptor& product, const LaunchContext& launch,
                                         void* scratch, int64_t bytes);
+// The same of TogetherWorkOf's ways: the first is the fastest for one product, as often as the batch has
+// them.
+std::map<int64_t, double> TimeTogether(const GemmDescriptor& batch, const LaunchContext& launch,
+                                       void* scratch, int64_t bytes);
 // For that: "NVIDIA H100 80GB HBM3, 132 multiprocessors"; numbers in `to`, as operands of `type` that are
 // none of zeros or infinities; and the seconds of several launches, in turn, of each its best round. `ways`
 // fail (false), which takes infinitely long, or enqueue. Those that were far slower than another when they

@@ -354,6 +354,9 @@ TEST(AnyOrderOfActs, OfATransformerReadsWhatWasWrittenForIt) {
            {.mesh = "cpu:pp=4", .micro_batches = 6},
            {.mesh = "cpu:pp=2", .schedule = PipelineSchedule::kGPipe},
            {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4},
+           {.mesh = "cuda:dp=1", .batch = 24},  // with rows of buffers (place_memory.cc)
+           {.mesh = "cuda:dp=2", .micro_batches = 3},
+           {.mesh = "cuda:dp=2,pp=2", .micro_batches = 3},
            {.mesh = "cpu:dp=2", .model_options = {.offload = offload}},
            {.mesh = "cpu:dp=2,pp=2", .micro_batches = 3, .model_options = {.offload = offload}}}) {
     given.width = 16;

@@ -315,6 +315,58 @@ TEST(Placement, TransientBytesAreCloseToTheLowerBound) {
   }
 }
 
+// What products side by side (attribute "together") read and write, but for the operand that they share: rows
+// of buffers, and how many of them are equally far apart in each slot.
+std::pair<int, int> RowsInLine(const plan::Plan& plan) {
+  std::map<int, const plan::Buffer*> buffers;
+  for (const plan::Buffer& buffer : plan.buffer()) buffers[buffer.id()] = &buffer;
+  const auto together = [](const plan::Kernel& kernel) {
+    for (const plan::Attr& attr : kernel.attr())
+      if (attr.name() == "together") return std::pair(attr.ints().at(0), attr.ints().at(1));
+    return std::pair<int64_t, int64_t>(1, 0);
+  };
+  int rows = 0, in_line = 0;
+  for (const plan::Actor& actor : plan.actor())
+    for (int k = 0, count = 1; k < actor.kernel_size(); k += count) {
+      const auto [of_group, shared] = together(actor.kernel(k));
+      count = static_cast<int>(of_group);
+      const int in = actor.kernel(k).in_size();
+      for (int o = 0; count > 1 && o < in + actor.kernel(k).out_size(); ++o) {
+        if (o == shared) continue;
+        std::vector<const plan::Buffer*> row;
+        for (int i = k; i < k + count; ++i) {
+          EXPECT_EQ(together(actor.kernel(i)), together(actor.kernel(k)));
+          const plan::Kernel& kernel = actor.kernel(i);
+          row.push_back(buffers.at((o < in ? kernel.in(o) : kernel.out(o - in)).buffer()));
+        }
+        bool even = true;
+        for (int slot = 0; slot < row[0]->offset_size(); ++slot)
+          for (int i = 2; i < count; ++i)
+            even = even && row[i]->offset(slot) - row[i - 1]->offset(slot) ==
+                               row[1]->offset(slot) - row[0]->offset(slot);
+        ++rows;
+        in_line += even && row[1]->offset(0) > row[0]->offset(0);
+      }
+    }
+  return {rows, in_line};
+}
+
+TEST(Placement, OperandsOfProductsSideBySideLieInARow) {
+  for (const char* mesh : {"cuda:dp=1", "cuda:dp=2", "cuda:tp=2", "cuda:dp=2,pp=2"})
+    for (const int micro_batches : {1, 4})
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        SmallGpt given = Larger({.mesh = mesh, .micro_batches = micro_batches, .dtype = dtype});
+        GptProgram program(given);
+        Session session = program.MakeTrain();
+        const auto [rows, in_line] = RowsInLine(PlanOf(session.impl()->compiled, 0).plan);
+        EXPECT_GE(rows, 4 * 3) << given.str();
+        // Not all, as a row must cost no memory.
+        const int least = std::string(mesh).find("pp") == std::string::npos ? rows * 9 / 10 : rows * 2 / 3;
+        EXPECT_GE(in_line, least) << given.str() << " " << Name(dtype);
+        EXPECT_LE(OverTheBound(given), 1.05) << given.str();
+      }
+}
+
 // Schedules keep messages that overtake one another, of chunks whose stashes differ.
 // Of all there are, or a third: each schedule, number of rounds, mesh and kind of recomputation.
 void ExpectPlacedUnderSchedules(bool all) {

@@ -94,9 +94,11 @@ void RefuseProducts(Refused which);
 // What the library's proposals for a product, at most three, take on the clock of events, each further one as
 // the last. Without times they are all the same, and none is timed; Reset ends it.
 void SetProposalTimes(const std::vector<double>& seconds);
-// What the gradient of a bias adds to the time of its product. And: from now on all proposals but the first
-// are wrong. Reset ends both.
+// What the gradient of a bias adds to the time of its product, and what a batch does: without it several
+// products in one call take the time of one. And: from now on all proposals but the first are wrong. Reset
+// ends these.
 void SetBiasGradTime(double seconds);
+void SetBatchTime(double seconds);
 void SpoilProposals(bool spoil);
 
 // From now on products by warpgroups (wgmma) are wrong, as on a card that reads operands otherwise than

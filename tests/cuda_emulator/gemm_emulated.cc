@@ -35,6 +35,7 @@ void Write(void* to, DType type, int64_t at, float value) {
   }
 }
 
+// `i`: of the vector, with the batch's stride.
 float Finish(const GemmDescriptor& g, const GemmOperands& p, int64_t i, int64_t at_aux, float sum) {
   DType out = static_cast<DType>(g.out);
   switch (g.epilogue) {
@@ -90,7 +91,7 @@ void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
       for (int64_t i = 0; i < g.m; ++i) {
         float sum = column[i];
         if (g.adds_c) sum += Read(p.c, out, at_d + i + j * g.ldd);
-        float value = Finish(g, p, i, i + j * g.ld_aux, sum);
+        float value = Finish(g, p, batch * g.stride_bias + i, i + j * g.ld_aux, sum);
         if (!total.empty()) total[i] += value;
         Write(p.d, out, at_d + i + j * g.ldd, value);
       }
@@ -98,11 +99,13 @@ void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
   }
   for (size_t i = 0; i < total.size(); ++i) Write(p.bias, out, i, total[i]);
   if (g.epilogue != Epilogue::kBiasGradA) return;
-  for (int64_t i = 0; i < g.m; ++i) {
-    float sum = 0;
-    for (int64_t l = 0; l < g.k; ++l) sum += Read(p.a, in, g.transposed_a ? l + i * g.lda : i + l * g.lda);
-    Write(p.bias, out, i, sum);
-  }
+  for (int64_t batch = 0; batch < g.batch; ++batch)
+    for (int64_t i = 0; i < g.m; ++i) {
+      float sum = 0;
+      for (int64_t l = 0; l < g.k; ++l)
+        sum += Read(p.a, in, batch * g.stride_a + (g.transposed_a ? l + i * g.lda : i + l * g.lda));
+      Write(p.bias, out, batch * g.stride_bias + i, sum);
+    }
 }
 
 constexpr int kProposals = 3;
@@ -110,12 +113,13 @@ std::atomic<bool> epilogues_refused{false};
 std::atomic<cuda_emulator::Refused> products_refused{cuda_emulator::Refused::kNone};
 std::array<std::atomic<int64_t>, kProposals> proposal_nanoseconds = {};
 std::atomic<int> proposals_timed{1};
-std::atomic<int64_t> bias_grad_nanoseconds{0};
+std::atomic<int64_t> bias_grad_nanoseconds{0}, batch_nanoseconds{0};
 std::atomic<bool> proposals_spoiled{false};
 
 // On the thread of the stream.
-void Spend(int64_t proposal, Epilogue epilogue) {
-  const int64_t more = epilogue == Epilogue::kBiasGradA ? bias_grad_nanoseconds.load() : 0;
+void Spend(int64_t proposal, const GemmDescriptor& g) {
+  int64_t more = g.epilogue == Epilogue::kBiasGradA ? bias_grad_nanoseconds.load() : 0;
+  if (g.batch > 1) more += batch_nanoseconds;
   cuda_emulator::ThisThread().running->stated +=
       std::chrono::nanoseconds(proposal_nanoseconds[proposal] + more);
 }
@@ -152,6 +156,8 @@ class EmulatedGemm : public Gemm {
     bool fits =
         g.lda >= (g.transposed_a ? g.k : g.m) && g.ldb >= (g.transposed_b ? g.n : g.k) && g.ldd >= g.m;
     fits = fits && g.m > 0 && g.n > 0 && g.k > 0 && g.batch > 0 && (g.batch == 1 || g.stride_d > 0);
+    // Kernels of Hopper load matrices by maps whose strides have no sign.
+    fits = fits && g.stride_a >= 0 && g.stride_b >= 0;
     if (!fits) return Status("the library refuses a leading dimension or an extent");
     for (const void* p : {operands.a, operands.b, static_cast<const void*>(operands.d)})
       if (reinterpret_cast<uintptr_t>(p) % g.alignment != 0)
@@ -161,7 +167,7 @@ class EmulatedGemm : public Gemm {
     cuda_emulator::Enqueue(launch.stream, [g, operands, proposal = proposal_] {
       Multiply(g, operands);
       if (proposals_spoiled && proposal > 0) Spoil(g, operands);
-      Spend(proposal, g.epilogue);
+      Spend(proposal, g);
     });
     return Status();
   }
@@ -187,6 +193,7 @@ void RefuseProducts(Refused which) { oneflow_like::cuda::products_refused = whic
 void SetBiasGradTime(double seconds) {
   oneflow_like::cuda::bias_grad_nanoseconds = std::llround(1e9 * seconds);
 }
+void SetBatchTime(double seconds) { oneflow_like::cuda::batch_nanoseconds = std::llround(1e9 * seconds); }
 void SpoilProposals(bool spoil) { oneflow_like::cuda::proposals_spoiled = spoil; }
 void SetProposalTimes(const std::vector<double>& seconds) {
   using namespace oneflow_like::cuda;

@@ -133,6 +133,7 @@ void Reset(const Options& options) {
   SetProposalTimes({});
   SpoilWarpgroups(false);
   SetBiasGradTime(0);
+  SetBatchTime(0);
   SpoilProposals(false);
   ThisThread() = {};
 }

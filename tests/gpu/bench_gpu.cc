@@ -275,8 +275,9 @@ void RunSteps() {
   PrintHost(profile, waited);
   std::printf(
       "products: %lld timed by this process, %lld of all decided on take another proposal than the "
-      "first\n",
-      static_cast<long long>(now.timed_products), static_cast<long long>(now.other_proposals));
+      "first, %lld groups together\n",
+      static_cast<long long>(now.timed_products), static_cast<long long>(now.other_proposals),
+      static_cast<long long>(now.products_together));
   const double tokens = static_cast<double>(training.tokens());
   loaded.reset();  // its memory is the kernels' now
   MeasuredDevice card(TestedBackend(), FLAGS_device);

@@ -451,6 +451,51 @@ TEST(CudaProduct, WhatDoesNotAgreeIsNotTaken) {
   }
 }
 
+// Several products as one batch, beside the fastest way of one as often, in memory that is just large enough.
+TEST(CudaProduct, SeveralInOneCallAreTimed) {
+  Bench bench;
+  GemmDescriptor batch =
+      DescribeGemm({.m = 9, .n = 16, .k = 12, .a_m = 1, .a_k = 9, .b_k = 16, .b_n = 1, .y_m = 16, .y_n = 1});
+  ASSERT_TRUE(batch.swapped);
+  batch.batch = 3;
+  batch.stride_a = 16 * 12 + 128;
+  batch.stride_d = 16 * 9 + 128;
+  batch.in = static_cast<int32_t>(DType::kBFloat16);
+  for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kBias, Epilogue::kBiasGradA})
+    for (const bool adds : {false, true}) {
+      batch.epilogue = epilogue;
+      batch.stride_bias = epilogue == Epilogue::kNone ? 0 : 128;
+      batch.adds_c = adds;
+      SCOPED_TRACE(TogetherWorkOf(batch, 0));
+      const auto timed = [&](double more, bool spoil = false) {
+        cuda_emulator::SetProposalTimes({300, 100, 200});
+        cuda_emulator::SetBatchTime(more);
+        cuda_emulator::SpoilProposals(spoil);
+        std::map<int64_t, double> seconds;
+        for (size_t bytes = 256; seconds.empty() && bytes < 20000; bytes += 256) {
+          void* scratch = nullptr;
+          EXPECT_EQ(cudaMalloc(&scratch, bytes), cudaSuccess);
+          seconds = TimeTogether(batch, bench.launch, scratch, static_cast<int64_t>(bytes));
+          cuda_emulator::CheckGuards();
+          EXPECT_EQ(cudaFree(scratch), cudaSuccess);
+        }
+        return seconds;
+      };
+      const std::map<int64_t, double> seconds = timed(0);
+      std::vector<int64_t> numbers, expected = {0, 1, 2, 3};
+      for (const auto& [number, each] : seconds) numbers.push_back(number);
+      if (epilogue == Epilogue::kBiasGradA)
+        for (int64_t number : {1, 2, 3}) expected.push_back(kSumsApart + number);
+      ASSERT_EQ(numbers, expected);
+      EXPECT_NEAR(seconds.at(0), 300, 1) << "the fastest one three times";
+      EXPECT_NEAR(seconds.at(2), 100, 1);
+      EXPECT_EQ(FastestProposal(seconds), 2);
+      EXPECT_EQ(FastestProposal(timed(197)), 0) << "297 of 300 seconds are not worth it";
+      EXPECT_EQ(FastestProposal(timed(190)), 2);
+      EXPECT_EQ(FastestProposal(timed(0, true)), 1) << "all but the library's first are wrong";
+    }
+}
+
 TEST(CudaProduct, FarSlowerWaysRunTwice) {
   Bench bench;
   cuda_emulator::SetProposalTimes({3, 1, 2});

@@ -36,6 +36,8 @@ SmallGpt Small(const std::string& mesh) {
 struct Loaded {
   int64_t timed = 0;          // products
   int64_t others = 0;         // that take another proposal than the first
+  int64_t together = 0;       // kinds of which several are done in one call
+  int64_t calls = 0;          // operations enqueued or recorded in three steps
   int64_t kernels = 0;        // of ours, of all steps and of timing
   int64_t bytes = 0;          // of all devices
   std::vector<float> losses;  // of three steps
@@ -67,6 +69,7 @@ class CudaChoices : public testing::Test {
     cuda_emulator::Reset();
     cuda_emulator::SetProposalTimes(seconds);
     cuda_emulator::SetBiasGradTime(bias_grad);
+    cuda_emulator::SetBatchTime(batch_);
     const std::unique_ptr<Backend> backend = cuda::MakeBackend();
     SetBackend("cuda", backend.get());
     const int64_t before = backend->Counts().timed_products;
@@ -75,13 +78,17 @@ class CudaChoices : public testing::Test {
       SmallGpt given = Small(mesh);
       given.model_options = OnDevices(devices);
       given.model_options.tune = tune;
+      given.dtype = dtype_;
       GptProgram program(given);
       Session session = program.MakeTrain();
+      const int64_t operations = cuda_emulator::GetCounts().operations;
       for (int step = 0; step < 3; ++step)
         loaded.losses.push_back(session.Run(program.MakeFeeds(step)).Scalar("loss"));
       const BackendCounts counts = backend->Counts();
       loaded.timed = counts.timed_products - before;
       loaded.others = counts.other_proposals;
+      loaded.together = counts.products_together;
+      loaded.calls = cuda_emulator::GetCounts().operations - operations;
       loaded.bytes = cuda_emulator::GetCounts().bytes;
     }
     loaded.kernels = cuda_emulator::GetCounts().kernels;
@@ -89,12 +96,17 @@ class CudaChoices : public testing::Test {
     return loaded;
   }
 
+  static bool IsTogether(const std::string& work) { return work.starts_with("together "); }
+
   std::vector<std::string> Lines() const {
     std::vector<std::string> lines;
     std::ifstream file(File());
     for (std::string line; std::getline(file, line);) lines.push_back(line);
     return lines;
   }
+
+  double batch_ = 0;  // seconds that a call of several products takes more
+  DType dtype_ = DType::kFloat32;
 
  private:
   fs::path folder_;
@@ -126,7 +138,7 @@ TEST_F(CudaChoices, TheFastestIsTakenAndLaterRunsReadIt) {
   EXPECT_EQ(first.others, first.timed);
   const std::map<std::string, int64_t> kept = cuda::ReadChoices(File());
   EXPECT_EQ(static_cast<int64_t>(kept.size()), first.timed);
-  for (const auto& [work, proposal] : kept) EXPECT_EQ(proposal, 1) << work;
+  for (const auto& [work, proposal] : kept) EXPECT_EQ(proposal, IsTogether(work) ? 2 : 1) << work;
   const Loaded second = Load({1, 3, 2});  // who timed would choose another
   EXPECT_EQ(second.timed, 0);
   EXPECT_EQ(second.others, first.timed);
@@ -143,7 +155,7 @@ TEST_F(CudaChoices, SumsApartAreTakenWhereTheyAreFaster) {
   int64_t apart = 0;
   for (const auto& [work, proposal] : cuda::ReadChoices(File())) {
     const bool gradient = work.find(" bias_grad or sums ") != std::string::npos;
-    EXPECT_EQ(proposal, gradient ? kSumsApart + 1 : 1) << work;
+    EXPECT_EQ(proposal, (gradient ? kSumsApart + 1 : 1) + IsTogether(work)) << work;
     apart += gradient;
   }
   EXPECT_GT(apart, 1);
@@ -160,6 +172,35 @@ TEST_F(CudaChoices, SumsApartAreTakenWhereTheyAreFaster) {
   for (const auto& [work, proposal] : cuda::ReadChoices(File())) of_ranks += proposal == kSumsApart + 1;
   EXPECT_GT(of_ranks, 1);
   EXPECT_EQ(ranks.timed, ranks.others) << "one times for both";
+}
+
+// Products of queries, keys and values, and of the gradients of their weights, are one call each where that
+// is faster: in this process, in later ones, on all ranks, with the same losses.
+TEST_F(CudaChoices, ProductsGoTogetherWhereThatIsFaster) {
+  dtype_ = DType::kBFloat16;  // in fp32 forward products read variables, which lie anywhere
+  const Loaded off = Load({3, 1, 2}, "cuda:dp=1", {0}, false);
+  EXPECT_EQ(off.together, 0);
+  const Loaded first = Load({3, 1, 2});
+  EXPECT_EQ(first.together, 2) << "forward, and of gradients";
+  EXPECT_EQ(first.losses, off.losses);
+  batch_ = 10;
+  const Loaded second = Load({3, 1, 2});  // who timed would choose otherwise
+  EXPECT_EQ(second.timed, 0);
+  EXPECT_EQ(second.together, first.together);
+  EXPECT_EQ(second.losses, off.losses);
+  // Of three calls one, in four layers, forward and of gradients, in three steps, none of which is a replay.
+  EXPECT_EQ(off.calls - second.calls, 2 * 4 * 2 * 3);
+  fs::remove(File());
+  const Loaded slower = Load({3, 1, 2}), slower_kept = Load({3, 1, 2});
+  EXPECT_GT(slower.timed, 0);
+  EXPECT_EQ(slower.together, 0);
+  EXPECT_EQ(slower_kept.calls, off.calls);
+  batch_ = 0;
+  const Loaded ranks_off = Load({3, 1, 2}, "cuda:dp=2", {0, 1}, false);
+  fs::remove(File());
+  const Loaded ranks = Load({3, 1, 2}, "cuda:dp=2", {0, 1});
+  EXPECT_EQ(ranks.together, 2) << "one times for both";
+  EXPECT_EQ(ranks.losses, ranks_off.losses);
 }
 
 // What an earlier version kept, which knew no sums apart, is timed again.
@@ -179,9 +220,11 @@ TEST_F(CudaChoices, ChoicesWithoutSumsApartAreMadeAgain) {
 }
 
 TEST_F(CudaChoices, ALittleFasterIsNotFaster) {
+  batch_ = 595;  // three in one call take 893, beside 900
   EXPECT_EQ(Load({300, 299, 298}).others, 0);
   EXPECT_FALSE(Lines().empty());
   fs::remove(File());
+  batch_ = 0;
   const Loaded better = Load({300, 299, 290});
   EXPECT_GT(better.others, 0);
   EXPECT_EQ(better.others, better.timed);

@@ -1,10 +1,11 @@
 // Kernels of several nodes done by one launch, on the emulator: updates, sums of squares and casts of many
-// tensors have the bits that one after another have, whatever their types, sizes and addresses, run, recorded
-// and replayed; what must not go together does not; training is the same with it and without, in fewer
-// launches.
+// tensors, and products that share an operand, have the bits that one after another have, whatever their
+// types, sizes and addresses, run, recorded and replayed; what must not go together does not; training is the
+// same with it and without, in fewer launches.
 // ctest: seconds=15
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <future>
@@ -16,6 +17,7 @@
 #include "actor/cuda/backend.h"
 #include "core/float16.h"
 #include "ops/cuda/kernel.h"
+#include "ops/cuda/product_choices.h"
 #include "ops/op.h"
 #include "tests/actor/cuda/device_runs.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -429,6 +431,222 @@ TEST_F(CudaTogether, WhatOneWritesAnotherReadsLater) {
     EXPECT_EQ(RunEach(sets[0], step), 3);
     EXPECT_EQ(RunTogether(sets[1], segment.get(), step), 3);
     ExpectSame(sets[0], sets[1], Cat("step ", step));
+  }
+}
+
+// --- Products that share an operand
+
+struct ProductCase {
+  std::string op, equation;
+  Dims shared, other, result;
+  Attrs attrs;
+  int vector = 0;      // -1: read by each, 1: written by each, of the result's last axis
+  int64_t shares = 0;  // the operand
+};
+
+std::vector<ProductCase> ProductCases() {
+  const Attrs adds = {{"accumulates", 1}, {"dtype", "f32"}}, wide = {{"dtype", "f32"}};
+  const Dims x = {3, 5, 24}, dy = {3, 5, 16}, w = {24, 16};
+  std::vector<ProductCase> cases = {{"einsum", "amk,kn->amn", x, w, dy, {}},
+                                    {"einsum", "amk,nk->amn", x, {16, 24}, dy, {}},
+                                    {"einsum", "amk,amn->kn", x, dy, w, wide},
+                                    {"einsum", "amk,amn->kn", x, dy, w, adds},
+                                    {"einsum", "amn,amk->kn", x, dy, w, adds, 0, 1},
+                                    {"einsum", "amk,kn->amn", w, x, dy, {}, 0, 1},
+                                    {"linear", "amk,kn->amn", x, w, dy, {{"bias", 1}}, -1},
+                                    {"linear_grad_weight", "amk,amn->kn", x, dy, w, wide, 1},
+                                    {"linear_grad_weight", "amk,amn->kn", x, dy, w, adds, 1}};
+  for (ProductCase& c : cases) {
+    c.attrs.Set("equation", c.equation);
+    if (c.vector > 0) c.attrs.Set("bias_rank", int64_t{1});
+  }
+  return cases;
+}
+
+class ProductsTogether : public CudaTogether {
+ protected:
+  static constexpr int kCount = 3;
+  ProductsTogether() {
+    cuda_emulator::SetProposalTimes({1, 1});
+    Choices().Forget();
+  }
+  ~ProductsTogether() override { Choices().Forget(); }
+
+  // Where product i has its operands, counted in the room of one: 0, 1, 2 are in a row.
+  struct Places {
+    std::vector<int> other = {0, 1, 2}, result = {0, 1, 2}, vector = {0, 1, 2};
+    int room = 4;
+  };
+
+  // The same ones for the same seed.
+  std::vector<Update> MakeProducts(const ProductCase& c, DType dtype, const Places& places, uint64_t seed,
+                                   int64_t together = kCount) {
+    std::mt19937_64 random(seed);
+    const bool wide = c.attrs.Has("dtype");
+    const auto row = [&](DType type, const Dims& shape, int count, const std::vector<int>& at) {
+      const int room = static_cast<int>((shape.elements() + 63) / 32 * 32);
+      TensorArg block = Put(type, {places.room * room}, 0, &random, -1, 1);
+      std::vector<TensorArg> args(count, block);
+      for (int i = 0; i < count; ++i) {
+        args[i].data = static_cast<char*>(block.data) + at[i] * room * SizeOf(type);
+        args[i].global = args[i].extent = shape;
+        args[i].begin = Dims(shape.rank(), 0);
+      }
+      return args;
+    };
+    const DType out = wide ? DType::kFloat32 : dtype;
+    const Dims vector = {c.result[c.result.rank() - 1]};
+    const TensorArg shared = row(dtype, c.shared, 1, {0})[0];
+    const std::vector<TensorArg> other = row(dtype, c.other, kCount, places.other),
+                                 result = row(out, c.result, kCount, places.result),
+                                 vectors = row(out, vector, kCount, places.vector);
+    std::vector<Update> products(kCount);
+    for (int i = 0; i < kCount; ++i) {
+      products[i].spec.name = c.op;
+      products[i].spec.attrs = c.attrs;
+      if (together > 1) products[i].spec.attrs.Set("together", std::vector<int64_t>{together, c.shares});
+      products[i].in = {shared, other[i]};
+      if (c.shares == 1) std::swap(products[i].in[0], products[i].in[1]);
+      products[i].out = {result[i]};
+      if (c.vector < 0) products[i].in.push_back(vectors[i]);
+      if (c.vector > 0) products[i].out.push_back(vectors[i]);
+      Finish(&products[i]);
+    }
+    return products;
+  }
+
+  // What is noted as open is decided: to be done together by this number, where it is for that.
+  static int Decide(int64_t number) {
+    std::vector<LibraryChoice> choices = Choices().Open(0);
+    int together = 0;
+    for (LibraryChoice& choice : choices) {
+      const bool several = choice.work.starts_with("together ");
+      choice.proposal = several ? number : 0;
+      together += several;
+    }
+    Choices().Decide(choices, false);
+    return together;
+  }
+  static size_t Asked(const std::vector<Update>& products) {
+    std::vector<KernelRun> runs;
+    for (const Update& product : products) runs.push_back(product.At(0));
+    return static_cast<CudaKernel*>(runs[0].kernel)->Together(runs);
+  }
+  // Operations that a run of the segment enqueues or records.
+  int64_t OperationsOf(const std::vector<Update>& products, DeviceSegment* segment, int64_t step,
+                       int64_t time) {
+    std::vector<KernelRun> runs;
+    for (const Update& product : products) runs.push_back(product.At(step, time));
+    const int64_t before = cuda_emulator::GetCounts().operations;
+    EXPECT_TRUE(stream_->RunSegment(segment, runs).ok());
+    const int64_t operations = cuda_emulator::GetCounts().operations - before;
+    EXPECT_EQ(Wait(stream_.get()), "");
+    return operations;
+  }
+};
+
+TEST_F(ProductsTogether, HaveTheBitsOfSingleOnes) {
+  uint64_t seed = 40;
+  for (const ProductCase& c : ProductCases())
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32})
+      for (const bool backwards : {false, true})
+        for (const int64_t number : {int64_t{1}, int64_t{3}, 1 + kSumsApart}) {
+          if (number > kSumsApart && c.vector <= 0) continue;
+          SCOPED_TRACE(Cat(c.op, " ", c.attrs.str(), " ", Name(dtype), backwards ? " backwards" : "",
+                           " number ", number, ", seed ", ++seed));
+          Choices().Forget();
+          Places places;
+          if (backwards) places.other = places.result = places.vector = {3, 2, 1};
+          std::vector<Update> together = MakeProducts(c, dtype, places, seed),
+                              alone = MakeProducts(c, dtype, places, seed, 1);
+          ASSERT_EQ(Decide(number), 1);
+          ASSERT_EQ(Asked(together), 3u);
+          ASSERT_EQ(Asked(alone), 1u);
+          std::unique_ptr<DeviceSegment> segments[] = {stream_->MakeSegment(), stream_->MakeSegment()};
+          const int64_t recordings = cuda_emulator::GetCounts().graphs_instantiated;
+          for (int act = 0; act < 6; ++act) {  // run, recorded, replayed
+            // One tells the step, for both.
+            const int64_t step = act / 3, of_alone = OperationsOf(alone, segments[0].get(), step, act % 3),
+                          of_together = OperationsOf(together, segments[1].get(), step, act % 3);
+            // Sums apart are launches of their own in both, but here only of the one in one call.
+            const int64_t sums = number > kSumsApart ? kCount : 0;
+            if (act < 2) {
+              EXPECT_EQ(of_alone - 1 - of_together, kCount - 1 - sums) << "act " << act;
+            }
+            ExpectSame(alone, together, Cat("act ", act));
+            if (HasFatalFailure()) return;
+            for (std::vector<Update>* products : {&alone, &together}) {  // replays see other numbers
+              const TensorArg& x = products->front().in[c.shares];
+              std::vector<char> values = Get(x);
+              std::rotate(values.begin(), values.begin() + 4 * (act + 1), values.end());
+              device_->CopyIn(x.data, values.data(), values.size());
+            }
+          }
+          EXPECT_EQ(cuda_emulator::GetCounts().graphs_instantiated - recordings, 2);
+          memory_.clear();
+        }
+}
+
+TEST_F(ProductsTogether, AreOneAfterAnotherWhereTheyDoNotFit) {
+  const ProductCase c = ProductCases().back();
+  const auto asked = [&](const Places& places, const std::function<void(std::vector<Update>*)>& change,
+                         int64_t number = 1) {
+    Choices().Forget();
+    std::vector<Update> products = MakeProducts(c, DType::kBFloat16, places, 7);
+    if (change) change(&products);
+    Decide(number);
+    std::vector<Update> alone = MakeProducts(c, DType::kBFloat16, places, 7, 1);
+    if (change) change(&alone);
+    const size_t count = Asked(products);
+    std::unique_ptr<DeviceSegment> segments[] = {stream_->MakeSegment(), stream_->MakeSegment()};
+    for (int act = 0; act < 3; ++act) {
+      OperationsOf(alone, segments[0].get(), 0, act);
+      OperationsOf(products, segments[1].get(), 0, act);
+      ExpectSame(alone, products, Cat("act ", act));
+    }
+    memory_.clear();
+    return count;
+  };
+  EXPECT_EQ(asked({}, nullptr), 3u);
+  EXPECT_EQ(asked({.other = {0, 2, 4}, .result = {1, 2, 3}, .room = 6}, nullptr), 3u) << "apart, evenly";
+  EXPECT_EQ(asked({}, nullptr, 0), 1u) << "where timing has told so";
+  EXPECT_EQ(asked({.other = {0, 1, 3}}, nullptr), 1u);
+  EXPECT_EQ(asked({.result = {0, 2, 3}}, nullptr), 1u);
+  EXPECT_EQ(asked({.vector = {0, 1, 3}}, nullptr), 1u);
+  EXPECT_EQ(asked({.other = {2, 1, 0}}, nullptr), 1u) << "the library counts upwards in all operands";
+  EXPECT_EQ(asked({.result = {2, 1, 0}}, nullptr), 1u);
+  EXPECT_EQ(asked({.vector = {2, 1, 0}}, nullptr), 1u);
+  EXPECT_EQ(asked({.other = {0, 0, 0}}, nullptr), 1u);
+  EXPECT_EQ(asked({}, [](auto* p) { p->at(2).in[0].data = p->at(1).in[1].data; }), 1u) << "another x";
+  const auto shift = [](auto* p) {
+    for (int i = 0; i < kCount; ++i) p->at(i).in[0].data = static_cast<char*>(p->at(i).in[0].data) + 64 * i;
+  };
+  EXPECT_EQ(asked({}, shift), 1u) << "each another x";
+  EXPECT_EQ(asked({}, [](auto* p) { p->pop_back(); }), 1u) << "one is in another segment";
+  for (const auto& [attr, value] : {std::pair("accumulates", 0), std::pair("gemm_choice", 1)}) {
+    const auto set = [&](auto* p) {
+      p->at(2).spec.attrs.Set(attr, int64_t{value});
+      Finish(&p->at(2));
+    };
+    EXPECT_EQ(asked({}, set), 1u) << "the last has another " << attr;
+  }
+}
+
+TEST_F(ProductsTogether, AreOneAfterAnotherWhereTheLibraryRefuses) {
+  for (const ProductCase& c : ProductCases()) {
+    Choices().Forget();
+    std::vector<Update> together = MakeProducts(c, DType::kBFloat16, {}, 9),
+                        alone = MakeProducts(c, DType::kBFloat16, {}, 9, 1);
+    ASSERT_EQ(Decide(1 + 7), 1) << "a proposal of a library that knew more";
+    ASSERT_EQ(Asked(together), 3u);
+    std::unique_ptr<DeviceSegment> segments[] = {stream_->MakeSegment(), stream_->MakeSegment()};
+    for (int act = 0; act < 4; ++act) {
+      OperationsOf(alone, segments[0].get(), 0, 0);
+      OperationsOf(together, segments[1].get(), 0, 0);
+      ExpectSame(alone, together, Cat(c.op, " act ", act));
+    }
+    EXPECT_EQ(Asked(together), 1u) << "it is not asked again";
+    memory_.clear();
   }
 }
 
