@@ -68,8 +68,8 @@ struct TileKnowledge {
   const PlaceRange* ranges = nullptr;     // of queries, then of keys, each [b tiles]
   const unsigned char* biased = nullptr;  // [b h tiles_s tiles_t] of the bias, 1 along axes of its broadcast;
                                           // nullptr: no operand, or a bias too large to be read once more
-  const uint32_t* kept = nullptr;         // [b h tiles_t s] of the launch's pairs: bit t is set if dropout
-                                          // keeps the score; tiles without scores may have anything
+  const uint32_t* kept = nullptr;         // [b h tiles_t s] of the launch's pairs: bit KeptBit(t) is set if
+                                          // dropout keeps the score; tiles without scores may have anything
 };
 
 OFL_HOST_DEVICE int64_t RangesOf(int64_t length) { return (length + kRangedRows - 1) / kRangedRows; }
@@ -362,6 +362,11 @@ OFL_HOST_DEVICE int64_t KeptWords(int64_t queries, int64_t keys) {
   return (keys + 63) / 64 * 2 * KeptPitch(queries);
 }
 
+// Where the bit of a key of 32 is in their word: four neighbours lie in the four bytes, two in the two
+// halves, as the elements of a fragment's word do. The bit of 8 n + 2 p + i is KeptBit(8 n) + KeptBit(2 p) +
+// 16 i, for p < 4 and i < 2, and that of a key eight further is 2 above.
+OFL_HOST_DEVICE constexpr int KeptBit(int key) { return key % 2 * 16 + key / 2 % 2 * 8 + key / 4; }
+
 // The bits of the warp's scores, read before the dots, too.
 template <bool kQueryRows, int C>
 struct KeptScores {
@@ -376,12 +381,12 @@ struct KeptScores {
       const uint32_t* const at = head + int64_t{column / 32} * pitch + row + RowOfSum(0);
       OFL_UNROLL
       for (int i = 0; i < C / 32; ++i) {
-        word[i][0] = at[i * pitch] >> ColumnOfSum(0);
-        word[i][1] = at[i * pitch + 8] >> ColumnOfSum(0);
+        word[i][0] = at[i * pitch] >> KeptBit(ColumnOfSum(0));
+        word[i][1] = at[i * pitch + 8] >> KeptBit(ColumnOfSum(0));
       }
     } else {
       const uint32_t* const at = head + int64_t{row / 32} * pitch + column + ColumnOfSum(0);
-      const int shift = row % 32 + RowOfSum(0);
+      const int shift = KeptBit(row % 32 + RowOfSum(0));
       OFL_UNROLL
       for (int n = 0; n < C / 8; ++n) {
         const uint2 two = *reinterpret_cast<const uint2*>(at + 8 * n);
@@ -392,7 +397,7 @@ struct KeptScores {
   }
   OFL_DEVICE bool At(int n, int i) const {
     const uint32_t bits =
-        kQueryRows ? word[n / 4][i / 2] >> (n % 4 * 8 + i % 2) : word[n][i % 2] >> (i / 2 * 8);
+        kQueryRows ? word[n / 4][i / 2] >> KeptBit(n % 4 * 8 + i % 2) : word[n][i % 2] >> KeptBit(i / 2 * 8);
     return (bits & 1) != 0;
   }
   // Sets what is dropped to 0.
