@@ -32,6 +32,9 @@ void SetMasks(const KernelContext& context, const TensorArg& q, const TensorArg&
   s->by_places = !masks.Positions() && !masks.Documents();
   s->placed = !masks.Positions();
   s->simple = masks.Simple();
+  constexpr int kAny = 1 << 30;
+  s->least_distance = masks.causal ? 0 : -kAny;
+  s->most_distance = masks.window == 0 || masks.window > kAny ? kAny : static_cast<int>(masks.window);
   s->query_positions = ViewOf(rows.query_positions);
   s->key_positions = ViewOf(rows.key_positions);
   s->query_documents = ViewOf(rows.query_documents);

@@ -163,8 +163,8 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads)
   const PlaceRange* const keys = known.ranges + shape.batch * groups + b * words;
   const BiasStrides strides = BiasedStrides(shape);
   const uint64_t step = act->step, draws = static_cast<uint64_t>(DrawOf(shape, b, h, s, 0));
-  const int64_t pitch = KeptPitch(shape.queries);
-  uint32_t* const to = kept + of_part * KeptWords(shape.queries, shape.keys) + s;
+  const int64_t pitch = known.kept_pitch;
+  uint32_t* const to = kept + of_part * known.kept_words + s;
   for (; word < end; ++word) {
     if (known.ranges != nullptr && !MayMeet(shape, *queries, keys[word])) continue;
     if (known.biased != nullptr && known.biased[strides.Offset(b, h, group, word)] == 0) continue;
@@ -214,6 +214,8 @@ void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& l
   const int64_t of_group = shape.group * KeptWords(shape.queries, shape.keys) * int64_t{sizeof(uint32_t)};
   const int64_t most = std::max<int64_t>(of_group == 0 ? 1 : room_left / of_group, 1) * shape.group;
   known.kept = kept;
+  known.kept_words = KeptWords(shape.queries, shape.keys);
+  known.kept_pitch = static_cast<unsigned>(KeptPitch(shape.queries));
   AttentionShape part = shape;
   for (part.first_pair = 0; part.first_pair < shape.pairs; part.first_pair += part.pairs) {
     part.pairs = std::min(shape.pairs - part.first_pair, most);
