@@ -47,6 +47,20 @@ OFL_HOST_DEVICE uint32_t RandomBits(uint64_t key, uint64_t step, uint64_t index)
   return Philox(key, index >> 2, step).v[index & 3];
 }
 
+// What dropout draws for element `index`: 16 bits, so that eight elements share one Philox block.
+OFL_HOST_DEVICE uint32_t DropBits(uint64_t key, uint64_t step, uint64_t index) {
+  return Philox(key, index >> 3, step).v[index >> 1 & 3] >> (index & 1) * 16 & 0xFFFF;
+}
+
+// Dropout by DropBits: p is rounded to a multiple of 2^-16, and what is kept is divided by its real share, so
+// that expectations are exact.
+struct DropRule {
+  uint32_t least;  // an element is kept if its bits are at least this; below 2^16
+  double scale;    // of what is kept
+};
+// REQUIRES: 0 <= p < 1.
+DropRule DropRuleOf(double p);
+
 // Uniform in [0, 1), 24 bits.
 OFL_HOST_DEVICE float ToUniform(uint32_t bits) {
   return static_cast<float>(bits >> 8) * (1.0f / 16777216.0f);

@@ -29,7 +29,8 @@ class Scores {
         masks_(MasksOf(context.spec.attrs, first_mask)),
         rows_(MaskRowsOf(masks_, context.in, q_, k_)),
         step_(context.step),
-        drop_(context.spec.attrs.Float("dropout", 0)) {
+        drop_(context.spec.attrs.Float("dropout", 0)),
+        rule_(DropRuleOf(drop_)) {
     const Attrs& attrs = context.spec.attrs;
     scale_ = attrs.Float("scale", 0);
     if (scale_ == 0) scale_ = q_.global[3] == 0 ? 1 : 1 / std::sqrt(static_cast<double>(q_.global[3]));
@@ -56,13 +57,12 @@ class Scores {
     double bias = bias_ == nullptr ? 0 : LoadFloat(*bias_, bias_strides_.Offset(b, h, s, t));
     return dot * scale_ + bias;
   }
-  // What a probability is multiplied by: 1 without dropout, else 0 or 1 / (1 - p).
+  // What a probability is multiplied by: 1 without dropout, else 0 or DropRule::scale.
   double Keep(int64_t b, int64_t s, int64_t h, int64_t t) const {
     if (drop_ == 0) return 1;
     int64_t index = (b + q_.begin[0]) * q_.global[2] + h + q_.begin[2];
     index = (index * q_.global[1] + s + q_.begin[1]) * k_.global[1] + t + k_.begin[1];
-    bool keep = ToUniform(RandomBits(key_, step_, index)) >= static_cast<float>(drop_);
-    return keep ? 1 / (1 - drop_) : 0;
+    return DropBits(key_, step_, index) >= rule_.least ? rule_.scale : 0;
   }
 
   // Offset of element 0 of position i and head h of a piece [b i h d].
@@ -78,6 +78,7 @@ class Scores {
   BiasStrides bias_strides_;
   int64_t step_;
   double drop_;
+  DropRule rule_;
   double scale_;
   uint64_t key_;
 };

@@ -12,12 +12,12 @@ namespace {
 
 Status DropoutReference(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
-  double p = context.spec.attrs.Float("p");
+  const DropRule rule = DropRuleOf(context.spec.attrs.Float("p"));
   uint64_t key = RandomKey(context.seed, static_cast<uint64_t>(context.spec.attrs.Int("key", 0)));
   int64_t offset = 0;
   ForEachIndex(x.extent, [&](const Dims& at) {
-    bool keep = ToUniform(RandomBits(key, context.step, GlobalIndex(x, at))) >= static_cast<float>(p);
-    StoreFloat(y, offset, keep ? LoadFloat(x, offset) / (1 - p) : 0);
+    const bool keep = DropBits(key, context.step, GlobalIndex(x, at)) >= rule.least;
+    StoreFloat(y, offset, keep ? LoadFloat(x, offset) * rule.scale : 0);
     ++offset;
   });
   return {};

@@ -57,8 +57,7 @@ struct AttentionCall {
   const float* bias = nullptr;
   BiasStrides bias_strides;
   double drop;
-  uint32_t threshold;
-  float keep;  // 1 / (1 - drop)
+  DropRule rule;
   uint64_t random_key, step;
 
   // `first`: the number of the operand q, which k and v follow; `first_mask`: of the first optional one.
@@ -87,8 +86,7 @@ struct AttentionCall {
       bias_strides = StridesOf(context.in[masks.bias]);
     }
     drop = attrs.Float("dropout", 0);
-    threshold = KeepThreshold(drop);
-    keep = static_cast<float>(1 / (1 - drop));
+    rule = DropRuleOf(drop);
     random_key = RandomKey(context.seed, static_cast<uint64_t>(attrs.Int("key", 0)));
     step = static_cast<uint64_t>(context.step);
   }
@@ -111,16 +109,18 @@ struct AttentionCall {
     return std::clamp<int64_t>(Limit(s + count - 1), 0, keys);
   }
 
-  // factors[key][query] = 0 or 1 / (1 - drop).
+  // factors[key][query] = 0 or rule.scale.
   void DropFactors(int64_t b, int64_t h, int64_t s, int64_t count, int64_t t, int64_t key_count,
                    float* factors) const {
-    uint32_t bits[kTileKeys];
+    uint16_t bits[kTileKeys];
+    const auto keep = static_cast<float>(rule.scale);
+    const auto least = static_cast<uint16_t>(rule.least);
     int64_t head = (b + q.begin[0]) * q.global[2] + h + q.begin[2];
     for (int64_t i = 0; i < count; ++i) {
       int64_t first = (head * q.global[1] + s + i + q.begin[1]) * k.global[1] + t + k.begin[1];
-      FillRandomBits(random_key, step, static_cast<uint64_t>(first), key_count, bits);
+      FillDropBits(random_key, step, static_cast<uint64_t>(first), key_count, bits);
       for (int64_t j = 0; j < key_count; ++j) {
-        factors[j * kLanes + i] = (bits[j] >> 8) >= threshold ? keep : 0.0f;
+        factors[j * kLanes + i] = bits[j] >= least ? keep : 0.0f;
       }
     }
   }

@@ -285,8 +285,9 @@ bool BlockProgram::Append(const FusedStep& step, int* next_value, std::vector<in
     double p = step.attrs.Float("p");
     if (p > 0) {
       code.key = static_cast<uint64_t>(step.attrs.Int("key"));
-      code.threshold = KeepThreshold(p);
-      code.constant = p < 1 ? static_cast<float>(1.0 / (1.0 - p)) : 0.0f;
+      const DropRule rule = DropRuleOf(p);
+      code.least = rule.least;
+      code.constant = static_cast<float>(rule.scale);
       code.in[0] = (*names)[step.args[0]];
       code.result = (*next_value)++;
       names->push_back(code.result);
@@ -413,12 +414,12 @@ void BlockProgram::PlaceValues(int values) {
 
 namespace {
 
-void DropoutBlock(const BlockArgs& a, const uint32_t* bits, uint32_t threshold) {
+void DropoutBlock(const BlockArgs& a, const uint16_t* bits, uint32_t least) {
   const float* x = a.in[0];
   float* y = a.out;
   float keep = a.constant;
   OFL_INDEPENDENT
-  for (int64_t i = 0; i < a.n; ++i) y[i] = (bits[i] >> 8) >= threshold ? x[i] * keep : 0.0f;
+  for (int64_t i = 0; i < a.n; ++i) y[i] = bits[i] >= least ? x[i] * keep : 0.0f;
 }
 
 void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from, bool stream) {
@@ -465,7 +466,7 @@ void BlockProgram::RunRange(const KernelContext& context, const View* views, con
   alignas(64) float buffers[kBufferFloats];
   alignas(64) float kept[kMostKept][512];
   alignas(64) float streamed[kMostStreamed][512];
-  uint32_t bits[512];
+  uint16_t bits[512];
   std::array<const float*, kMaxValues> value;
   std::array<bool, kMaxInputs> repeats, streams = {};  // inputs, outputs
   for (size_t i = 0; i < std::min<size_t>(outputs_.size(), kMostStreamed); ++i)
@@ -495,9 +496,9 @@ void BlockProgram::RunRange(const KernelContext& context, const View* views, con
         for (int64_t i = 0; i < n; i += left) {
           uint64_t global = runs.Global(at + i, &left);
           left = std::min(left, n - i);
-          FillRandomBits(key, static_cast<uint64_t>(context.step), global, left, bits + i);
+          FillDropBits(key, static_cast<uint64_t>(context.step), global, left, bits + i);
         }
-        DropoutBlock(args, bits, code.threshold);
+        DropoutBlock(args, bits, code.least);
       }
       value[code.result] = result;
     }

@@ -54,7 +54,7 @@ class BlockProgram : public Kernel {
     int result = 0;
     float constant = 0;
     uint64_t key = 0;  // of a dropout
-    uint32_t threshold = 0;
+    uint32_t least = 0;
   };
   struct View;
   struct GlobalRuns;

@@ -2,6 +2,7 @@
 #include "ops/cpu/kernels.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -163,11 +164,12 @@ void PermuteCopy(void* to, const void* from, const Dims& extent, const Dims& str
 
 namespace {
 
-// Philox blocks [first, first + 16): the rounds go through all of them lane by lane, so that they vectorise.
-void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) {
-  constexpr int kBlocks = 16;
-  uint32_t c[4][kBlocks];
-  for (int i = 0; i < kBlocks; ++i) {
+// The draws of the Philox blocks [first, first + kPhiloxBlocks): the rounds go through all of them lane by
+// lane, so that they vectorise.
+constexpr int kPhiloxBlocks = 16;
+void DrawBlocks(uint64_t key, uint64_t step, uint64_t first, uint16_t* bits) {
+  uint32_t c[4][kPhiloxBlocks];
+  for (int i = 0; i < kPhiloxBlocks; ++i) {
     uint64_t at = first + static_cast<uint64_t>(i);
     c[0][i] = static_cast<uint32_t>(at);
     c[1][i] = static_cast<uint32_t>(at >> 32);
@@ -177,7 +179,7 @@ void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) 
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
 #pragma omp simd
-    for (int i = 0; i < kBlocks; ++i) {
+    for (int i = 0; i < kPhiloxBlocks; ++i) {
       uint64_t p0 = uint64_t{0xD2511F53u} * c[0][i], p1 = uint64_t{0xCD9E8D57u} * c[2][i];
       c[0][i] = static_cast<uint32_t>(p1 >> 32) ^ c[1][i] ^ k0;
       c[2][i] = static_cast<uint32_t>(p0 >> 32) ^ c[3][i] ^ k1;
@@ -187,32 +189,31 @@ void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) 
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  for (int i = 0; i < kBlocks; ++i) {
-    for (int j = 0; j < 4; ++j) bits[i * 4 + j] = c[j][i];
+  static_assert(std::endian::native == std::endian::little, "halves of words lie in their order");
+  uint32_t words[kPhiloxBlocks * 4];
+  for (int i = 0; i < kPhiloxBlocks; ++i) {
+    for (int j = 0; j < 4; ++j) words[i * 4 + j] = c[j][i];
   }
+  std::memcpy(bits, words, sizeof(words));
 }
 
 }  // namespace
 
-void FillRandomBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint32_t* bits) {
+void FillDropBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint16_t* bits) {
   while (n > 0) {
-    int64_t skip = static_cast<int64_t>(first & 3), take = 64;
+    int64_t skip = static_cast<int64_t>(first & 7), take = kPhiloxBlocks * 8;
     if (skip == 0 && n >= take) {
-      SixteenBlocks(key, step, first >> 2, bits);
+      DrawBlocks(key, step, first >> 3, bits);
     } else {
-      uint32_t block[64];
-      SixteenBlocks(key, step, first >> 2, block);
+      uint16_t drawn[kPhiloxBlocks * 8];
+      DrawBlocks(key, step, first >> 3, drawn);
       take = std::min<int64_t>(n, take - skip);
-      std::memcpy(bits, block + skip, take * sizeof(uint32_t));
+      std::memcpy(bits, drawn + skip, take * sizeof(uint16_t));
     }
     bits += take;
     first += static_cast<uint64_t>(take);
     n -= take;
   }
-}
-
-uint32_t KeepThreshold(double p) {
-  return static_cast<uint32_t>(std::ceil(static_cast<double>(static_cast<float>(p)) * 16777216.0));
 }
 
 }  // namespace oneflow_like::cpu

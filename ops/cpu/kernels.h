@@ -71,10 +71,8 @@ void FillZero(void* data, int64_t bytes);
 // to (contiguous, of these extents) = from read with these strides, in elements of `size` bytes.
 void PermuteCopy(void* to, const void* from, const Dims& extent, const Dims& strides, int64_t size);
 
-// bits[i] = RandomBits(key, step, first + i).
-void FillRandomBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint32_t* bits);
-// An element is kept when bits >> 8 is at least this: exactly when ToUniform(bits) >= p as a float.
-uint32_t KeepThreshold(double p);
+// bits[i] = DropBits(key, step, first + i).
+void FillDropBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint16_t* bits);
 
 // work.cc: the work of products, attention and fused kernels
 void MatmulWork(const KernelSpec& spec, Work* work);

@@ -48,8 +48,8 @@ OFL_DEVICE int64_t VisibleTo(const AttentionShape& shape, int64_t end) {
 OFL_DEVICE float KeepFactor(const AttentionShape& shape, int64_t b, int64_t h, int64_t s, int64_t t,
                             int64_t step) {
   const int64_t index = DrawOf(shape, b, h, s, t);
-  uint32_t bits = RandomBits(shape.random_key, static_cast<uint64_t>(step), static_cast<uint64_t>(index));
-  return ToUniform(bits) >= shape.drop ? shape.keep : 0.0f;
+  const uint32_t bits = DropBits(shape.random_key, static_cast<uint64_t>(step), static_cast<uint64_t>(index));
+  return bits >= shape.drop_least ? shape.keep : 0.0f;
 }
 
 OFL_KERNEL void AttentionKernel(AttentionShape shape, const float* q, const float* k, const float* v,

@@ -33,6 +33,9 @@ void SetMasks(const KernelContext& context, const TensorArg& q, const TensorArg&
   s->by_places = !masks.Positions() && !masks.Documents();
   s->placed = !masks.Positions();
   s->simple = masks.Simple();
+  constexpr int kAny = 1 << 30;
+  s->least_distance = masks.causal ? 0 : -kAny;
+  s->most_distance = masks.window == 0 || masks.window > kAny ? kAny : static_cast<int>(masks.window);
   s->query_positions = ViewOf(rows.query_positions);
   s->key_positions = ViewOf(rows.key_positions);
   s->query_documents = ViewOf(rows.query_documents);
@@ -64,7 +67,9 @@ AttentionShape ShapeOf(const KernelContext& context, int first, int first_mask) 
   if (scale == 0) scale = q.global[3] == 0 ? 1 : 1 / std::sqrt(static_cast<double>(q.global[3]));
   s.scale = static_cast<float>(scale);
   s.drop = static_cast<float>(drop);
-  s.keep = static_cast<float>(1 / (1 - drop));
+  const DropRule rule = DropRuleOf(drop);
+  s.keep = static_cast<float>(rule.scale);
+  s.drop_least = rule.least;
   s.random_key = RandomKey(context.seed, static_cast<uint64_t>(attrs.Int("key", 0)));
   s.batch_begin = q.begin[0];
   s.query_begin = q.begin[1];

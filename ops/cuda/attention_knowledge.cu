@@ -4,7 +4,6 @@
 // at once: of a tile of attention they would be half of the instructions, each waiting for the one before.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <limits>
 
 #include "ops/cuda/attention_scores.h"
@@ -68,8 +67,38 @@ RoundKeys RoundKeysOf(uint64_t key) {
   }
   return keys;
 }
-// As Philox(key, block, step): bits of the four draws that are at least `least`.
-OFL_DEVICE uint32_t KeepFour(const RoundKeys& keys, uint64_t block, uint64_t step, uint32_t least) {
+
+// `least` of a DropRule in both halves of a word, for two draws at once: without its highest bit, and all
+// highest bits if it has none.
+struct LeastOfTwo {
+  uint32_t low, high;
+};
+LeastOfTwo LeastOfTwoOf(uint32_t least) {
+  return {(least & 0x7FFF) * 0x10001, least < 0x8000 ? 0x80008000 : 0};
+}
+// The highest bit of each half: whether it is at least `least`. Each bit of the result is one that two of
+// three have: a difference without borrow between the halves, the draws' own highest bits, and least.high.
+OFL_DEVICE uint32_t KeepTwo(uint32_t draws, const LeastOfTwo& least) {
+  const uint32_t below = (draws | 0x80008000) - least.low;
+  return (draws & below) | ((draws | below) & least.high);
+}
+// Bytes of all bits or none: the highest bits of the halves of two words, in the order of KeptBit.
+OFL_DEVICE uint32_t BytesOfFour(uint32_t low, uint32_t high) {
+#if defined(__CUDACC__)
+  asm("prmt.b32 %0, %0, %1, 0xFBD9;" : "+r"(low) : "r"(high));
+  return low;
+#else
+  return (low >> 15 & 1) * 0xFF | (high >> 15 & 1) * 0xFF00 | (low >> 31) * 0xFF0000 |
+         (high >> 31) * 0xFF000000;
+#endif
+}
+// Of the eight draws of a block, whether each is kept: bytes of all bits or none.
+struct KeptEight {
+  uint32_t low, high;
+};
+// As Philox(key, block, step).
+OFL_DEVICE KeptEight KeepEight(const RoundKeys& keys, uint64_t block, uint64_t step,
+                               const LeastOfTwo& least) {
   uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
   uint32_t c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
   OFL_UNROLL
@@ -80,15 +109,43 @@ OFL_DEVICE uint32_t KeepFour(const RoundKeys& keys, uint64_t block, uint64_t ste
     c1 = static_cast<uint32_t>(p1);
     c3 = static_cast<uint32_t>(p0);
   }
-  return (c0 >= least ? 1u : 0u) | (c1 >= least ? 2u : 0u) | (c2 >= least ? 4u : 0u) |
-         (c3 >= least ? 8u : 0u);
+  return {BytesOfFour(KeepTwo(c0, least), KeepTwo(c1, least)),
+          BytesOfFour(KeepTwo(c2, least), KeepTwo(c3, least))};
+}
+
+// The word of 32 draws from `index` on (KeptBit).
+OFL_DEVICE uint32_t KeptWord(const RoundKeys& keys, uint64_t index, uint64_t step, const LeastOfTwo& least) {
+  constexpr uint32_t kOfBytes = 0x01010101;
+  uint32_t bits = 0;
+  if (index % 8 == 0) {
+    OFL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const KeptEight eight = KeepEight(keys, index / 8 + i, step, least);
+      bits |= (eight.low & kOfBytes << 2 * i) | (eight.high & kOfBytes << (2 * i + 1));
+    }
+    return bits;
+  }
+  // Rows that begin within a block: five blocks, of which bits in the order of keys are taken.
+  const auto four = [](uint32_t bytes) { return uint64_t{(bytes & 0x08020401) * kOfBytes >> 24}; };
+  uint64_t in_order = 0;
+  OFL_ROLLED
+  for (int i = 0; i < 5; ++i) {
+    const KeptEight eight = KeepEight(keys, index / 8 + i, step, least);
+    in_order |= (four(eight.low) | four(eight.high) << 4) << 8 * i;
+  }
+  in_order >>= index % 8;
+  OFL_ROLLED
+  for (int i = 0; i < 8; ++i) {
+    const auto nibble = static_cast<uint32_t>(in_order >> 4 * i & 15);
+    bits |= (nibble * 0x00208041 & kOfBytes) << i;  // a bit to each byte
+  }
+  return bits;
 }
 
 // A warp for 32 queries, a lane for each, and kRunOfWarp words of 32 keys, but for those without scores.
-// `least`: of draws that are kept.
 constexpr int kRunOfWarp = 8;
 OFL_KERNEL void __launch_bounds__(kTensorThreads)
-    DropoutKernel(AttentionShape shape, TileKnowledge known, RoundKeys keys_of_rounds, uint32_t least,
+    DropoutKernel(AttentionShape shape, TileKnowledge known, RoundKeys keys_of_rounds, LeastOfTwo least,
                   uint32_t* kept, const ActState* act) {
   const auto groups = static_cast<unsigned>(RangesOf(shape.queries)),
              words = static_cast<unsigned>(RangesOf(shape.keys)),
@@ -105,21 +162,13 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads)
   const PlaceRange* const queries = known.ranges + b * groups + group;
   const PlaceRange* const keys = known.ranges + shape.batch * groups + b * words;
   const BiasStrides strides = BiasedStrides(shape);
-  const uint64_t step = act->step;
-  uint32_t* const to = kept + of_part * KeptWords(shape.queries, shape.keys) + s;
+  const uint64_t step = act->step, draws = static_cast<uint64_t>(DrawOf(shape, b, h, s, 0));
+  const int64_t pitch = known.kept_pitch;
+  uint32_t* const to = kept + of_part * known.kept_words + s;
   for (; word < end; ++word) {
     if (known.ranges != nullptr && !MayMeet(shape, *queries, keys[word])) continue;
     if (known.biased != nullptr && known.biased[strides.Offset(b, h, group, word)] == 0) continue;
-    // Draws follow each other in blocks of four; the first word of a row may begin within one.
-    const auto index = static_cast<uint64_t>(DrawOf(shape, b, h, s, word * 32));
-    const int skipped = static_cast<int>(index % 4);
-    uint32_t bits = 0;
-    OFL_UNROLL
-    for (int four = 0; four < 8; ++four)
-      bits |= KeepFour(keys_of_rounds, index / 4 + four, step, least) << (4 * four);
-    if (skipped != 0)
-      bits = bits >> skipped | KeepFour(keys_of_rounds, index / 4 + 8, step, least) << (32 - skipped);
-    to[word * KeptPitch(shape.queries)] = bits;
+    to[word * pitch] = KeptWord(keys_of_rounds, draws + static_cast<uint64_t>(word) * 32, step, least);
   }
 }
 
@@ -164,15 +213,15 @@ void LaunchParts(const AttentionShape& shape, void* room, const LaunchContext& l
       std::min<int64_t>(static_cast<int64_t>(launch.workspace_bytes) - used, most_dropout_bytes);
   const int64_t of_group = shape.group * KeptWords(shape.queries, shape.keys) * int64_t{sizeof(uint32_t)};
   const int64_t most = std::max<int64_t>(of_group == 0 ? 1 : room_left / of_group, 1) * shape.group;
-  // (bits >> 8) / 2^24 >= drop, as the host has it, without a conversion.
-  const auto least = static_cast<uint32_t>(std::ceil(static_cast<double>(shape.drop) * 16777216.0)) << 8;
   known.kept = kept;
+  known.kept_words = KeptWords(shape.queries, shape.keys);
+  known.kept_pitch = static_cast<unsigned>(KeptPitch(shape.queries));
   AttentionShape part = shape;
   for (part.first_pair = 0; part.first_pair < shape.pairs; part.first_pair += part.pairs) {
     part.pairs = std::min(shape.pairs - part.first_pair, most);
     const int64_t runs = (RangesOf(shape.keys) + kRunOfWarp - 1) / kRunOfWarp;
     cuda::Launch(DropoutKernel, GridOfWarps(part.pairs * RangesOf(shape.queries) * runs), launch.stream, part,
-                 known, RoundKeysOf(shape.random_key), least, kept, launch.act);
+                 known, RoundKeysOf(shape.random_key), LeastOfTwoOf(shape.drop_least), kept, launch.act);
     launch_part(part, known);
   }
 }

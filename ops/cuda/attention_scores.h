@@ -68,8 +68,10 @@ struct TileKnowledge {
   const PlaceRange* ranges = nullptr;     // of queries, then of keys, each [b tiles]
   const unsigned char* biased = nullptr;  // [b h tiles_s tiles_t] of the bias, 1 along axes of its broadcast;
                                           // nullptr: no operand, or a bias too large to be read once more
-  const uint32_t* kept = nullptr;         // [b h tiles_t s] of the launch's pairs: bit t is set if dropout
-                                          // keeps the score; tiles without scores may have anything
+  const uint32_t* kept = nullptr;         // [b h tiles_t s] of the launch's pairs: bit KeptBit(t) is set if
+                                          // dropout keeps the score; tiles without scores may have anything
+  int64_t kept_words = 0;                 // of it, of a head
+  unsigned kept_pitch = 0;                // and of 32 keys
 };
 
 OFL_HOST_DEVICE int64_t RangesOf(int64_t length) { return (length + kRangedRows - 1) / kRangedRows; }
@@ -282,9 +284,7 @@ OFL_DEVICE void HideScores(const AttentionShape& shape, int row, int column, con
   // How far a query is behind a key. By places it sees those at distances from `least` to below `most`.
   const int shift = static_cast<int>(shape.shift),
             behind = kQueryRows ? row + shift - column : column + shift - row;
-  constexpr int kAny = 1 << 30;
-  const int least = shape.causal ? 0 : -kAny,
-            most = shape.window == 0 || shape.window > kAny ? kAny : static_cast<int>(shape.window);
+  const int least = shape.least_distance, most = shape.most_distance;
   const int nearest = behind - (kQueryRows ? C - 1 : 15), farthest = behind + (kQueryRows ? 15 : C - 1);
   const bool sees_all = shape.by_places ? nearest >= least && farthest < most : whole;
   if (rows >= 16 && columns >= C && sees_all) return;
@@ -357,45 +357,67 @@ OFL_DEVICE void FinishScores(const AttentionShape& shape, int row, int column, c
 
 // --- Dropout
 // Words of TileKnowledge::kept for a head, with pads, so that any tile of 64 by 64 may be read.
-OFL_HOST_DEVICE int64_t KeptPitch(int64_t queries) { return (queries + 63) / 64 * 64; }
-OFL_HOST_DEVICE int64_t KeptWords(int64_t queries, int64_t keys) {
-  return (keys + 63) / 64 * 2 * KeptPitch(queries);
-}
+inline int64_t KeptPitch(int64_t queries) { return (queries + 63) / 64 * 64; }
+inline int64_t KeptWords(int64_t queries, int64_t keys) { return (keys + 63) / 64 * 2 * KeptPitch(queries); }
+
+// Where the bit of a key of 32 is in their word: four neighbours lie in the four bytes, two in the two
+// halves, as the elements of a fragment's word do. The bit of 8 n + 2 p + i is KeptBit(8 n) + KeptBit(2 p) +
+// 16 i, for p < 4 and i < 2, and that of a key eight further is 2 above.
+OFL_HOST_DEVICE constexpr int KeptBit(int key) { return key % 2 * 16 + key / 2 % 2 * 8 + key / 4; }
 
 // The bits of the warp's scores, read before the dots, too.
 template <bool kQueryRows, int C>
 struct KeptScores {
   uint32_t word[kQueryRows ? C / 32 : C / 8][2];  // [keys / 32][upper or lower row], or [n][column]
 
-  OFL_DEVICE void Load(const AttentionShape& shape, const TileKnowledge& known, int64_t pair, int row,
-                       int column) {
-    const int64_t pitch = KeptPitch(shape.queries);
-    const uint32_t* const head =
-        known.kept + (pair - shape.first_pair) * KeptWords(shape.queries, shape.keys);
+  // `pair`: of the launch's. The words are there when Arrive, after the dots, looks at them: an instruction
+  // on them here would wait for memory.
+  OFL_DEVICE void Load(const TileKnowledge& known, int64_t pair, int row, int column) {
+    const unsigned pitch = known.kept_pitch, key = static_cast<unsigned>(kQueryRows ? column : row),
+                   query = static_cast<unsigned>(kQueryRows ? row + RowOfSum(0) : column + ColumnOfSum(0));
+    const uint32_t* at = known.kept + pair * known.kept_words + (uint64_t{key / 32} * pitch + query);
     if constexpr (kQueryRows) {
-      const uint32_t* const at = head + int64_t{column / 32} * pitch + row + RowOfSum(0);
       OFL_UNROLL
       for (int i = 0; i < C / 32; ++i) {
-        word[i][0] = at[i * pitch] >> ColumnOfSum(0);
-        word[i][1] = at[i * pitch + 8] >> ColumnOfSum(0);
+        word[i][0] = at[0];
+        word[i][1] = at[8];
+        at += pitch;
       }
     } else {
-      const uint32_t* const at = head + int64_t{row / 32} * pitch + column + ColumnOfSum(0);
-      const int shift = row % 32 + RowOfSum(0);
       OFL_UNROLL
       for (int n = 0; n < C / 8; ++n) {
         const uint2 two = *reinterpret_cast<const uint2*>(at + 8 * n);
-        word[n][0] = two.x >> shift;
-        word[n][1] = two.y >> shift;
+        word[n][0] = two.x;
+        word[n][1] = two.y;
       }
+    }
+  }
+  OFL_DEVICE void Arrive(int row) {
+    const int shift = kQueryRows ? KeptBit(ColumnOfSum(0)) : KeptBit(row % 32) + KeptBit(RowOfSum(0));
+    OFL_UNROLL
+    for (auto& two : word) {
+      two[0] >>= shift;
+      two[1] >>= shift;
     }
   }
   OFL_DEVICE bool At(int n, int i) const {
     const uint32_t bits =
-        kQueryRows ? word[n / 4][i / 2] >> (n % 4 * 8 + i % 2) : word[n][i % 2] >> (i / 2 * 8);
+        kQueryRows ? word[n / 4][i / 2] >> KeptBit(n % 4 * 8 + i % 2) : word[n][i % 2] >> KeptBit(i / 2 * 8);
     return (bits & 1) != 0;
   }
-  // Sets what is dropped to 0.
+  // Sets what is dropped to 0. Of rounded sums, two at once.
+  template <typename T>
+  OFL_DEVICE void Apply(LeftFragment (&rounded)[C / 16]) const {
+    static_assert(kQueryRows);
+    OFL_UNROLL
+    for (int k = 0; k < C / 16; ++k) {
+      OFL_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int n = 2 * k + i / 2;
+        rounded[k].at[i] = KeepOfPair<T>(rounded[k].at[i], word[n / 4][i % 2], KeptBit(n % 4 * 8));
+      }
+    }
+  }
   OFL_DEVICE void Apply(Sums<C>* sums) const {
     OFL_UNROLL
     for (int n = 0; n < C / 8; ++n) {

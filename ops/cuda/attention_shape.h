@@ -30,7 +30,10 @@ struct AttentionShape {
   bool simple;     // and there is no window
   bool placed;     // no positions are given: what causal and a window hide, they hide by places
   int64_t shift, window;
-  float scale, drop, keep;  // keep: 1 / (1 - drop)
+  int least_distance, most_distance;  // by places, a query sees the keys that are at least the one and fewer
+                                      // than the other behind it
+  float scale, drop, keep;            // keep: DropRule::scale
+  uint32_t drop_least;                // DropRule::least
   uint64_t random_key;
   int64_t batch_begin, head_begin, query_begin, key_begin;  // of the pieces, for draws
   int64_t global_heads, global_queries, global_keys;

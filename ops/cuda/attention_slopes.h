@@ -31,6 +31,24 @@ OFL_DEVICE void FinishSlopes(const AttentionShape& shape, const OfElement& of_el
   }
 }
 
+// The same of keys' rows with dropout, which kept P is an operand of a product, too: it becomes the scores.
+template <int C, typename OfElement>
+OFL_DEVICE void FinishKeptSlopes(const AttentionShape& shape, const KeptScores<false, C>& kept,
+                                 const OfElement& of_element, Sums<C>* scores, Sums<C>* slopes) {
+  const float unit = ScoreUnit(shape);
+  OFL_UNROLL
+  for (int n = 0; n < C / 8; ++n) {
+    OFL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const QueryStatistics query = of_element(n, i);
+      float &score = scores->Of(n).at[i], &slope = slopes->Of(n).at[i];
+      const float p = PowerOfTwo(score * unit - query.lse);
+      score = kept.At(n, i) ? p : 0.0f;
+      slope = score * slope * shape.keep - p * query.delta;
+    }
+  }
+}
+
 // --- Rows are queries
 // Rows of queries and of what came to their results, in shared memory; `stats` are of the lane's rows.
 template <typename T, int W>
@@ -56,11 +74,14 @@ struct QueryTile {
     Sums<C> bias, scores = {};
     KeptScores<true, C> kept;
     if (shape.bias != nullptr) LoadBias<true>(shape, b, h, row, column, &bias);
-    if (shape.drop > 0) kept.Load(shape, known, pair, row, column);
+    if (shape.drop > 0) kept.Load(known, pair - shape.first_pair, row, column);
     *ds = {};
     dots(&scores, ds);
     FinishScores<true>(shape, row, column, places, data, whole, bias, &scores);
-    if (shape.drop > 0) kept.Apply(ds);
+    if (shape.drop > 0) {
+      kept.Arrive(row);
+      kept.Apply(ds);
+    }
     FinishSlopes(
         shape, [&](int, int i) { return stats[i / 2]; }, &scores, ds);
   }

@@ -104,7 +104,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     Sums<C> bias, scores = {};
     KeptScores<true, C> kept;
     if (shape.bias != nullptr) LoadBias<true>(shape, b, h, row, column, &bias);
-    if (shape.drop > 0) kept.Load(shape, known, pair, row, column);
+    if (shape.drop > 0) kept.Load(known, pair - shape.first_pair, row, column);
     if constexpr (kWide) {
       AddWideDots(rows, keys.Rows(k, column, C), keys_at(0), &scores);
       StageNow(values.Rows(v, column, C), part, values_at(0));
@@ -120,8 +120,13 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
         for (int i = 0; i < 4; ++i) out.Of(n).at[i] *= rescale[i / 2];
       }
     }
-    if (shape.drop > 0) kept.Apply(&scores);
-    AddWeighted(scores, values_at(kWide ? 0 : turn), &out);
+    LeftFragment weights[C / 16];
+    RoundSums<T, C>(scores, weights);
+    if (shape.drop > 0) {
+      kept.Arrive(row);
+      kept.template Apply<T>(weights);
+    }
+    AddWeighted<T, C, W>(weights, values_at(kWide ? 0 : turn), &out);
     WaitForCopies<0>();
     __syncthreads();
   }

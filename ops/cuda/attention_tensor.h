@@ -112,11 +112,18 @@ OFL_DEVICE void AddDots(const Left& left, const SharedTile<T, C, W>& columns, Su
   }
 }
 
+template <typename T, int C>
+OFL_DEVICE void RoundSums(const Sums<C>& sums, LeftFragment (&rounded)[C / 16]) {
+  OFL_UNROLL
+  for (int k = 0; k < C / 16; ++k) rounded[k] = AsLeft<T>(sums.Of(2 * k), sums.Of(2 * k + 1));
+}
+
 template <typename T, int C, int W>
-OFL_DEVICE void AddWeighted(const Sums<C>& weights, const SharedTile<T, C, W>& columns, Sums<W>* out) {
+OFL_DEVICE void AddWeighted(const LeftFragment (&weights)[C / 16], const SharedTile<T, C, W>& columns,
+                            Sums<W>* out) {
   OFL_UNROLL
   for (int k = 0; k < C / 16; ++k) {
-    const LeftFragment rows[1] = {AsLeft<T>(weights.Of(2 * k), weights.Of(2 * k + 1))};
+    const LeftFragment rows[1] = {weights[k]};
     OFL_UNROLL
     for (int g = 0; g < W / kRightColumns; ++g) {
       RightFragment right[4];
@@ -125,6 +132,13 @@ OFL_DEVICE void AddWeighted(const Sums<C>& weights, const SharedTile<T, C, W>& c
       MultiplyAdd<T>(rows, right, out->at[g]);
     }
   }
+}
+
+template <typename T, int C, int W>
+OFL_DEVICE void AddWeighted(const Sums<C>& weights, const SharedTile<T, C, W>& columns, Sums<W>* out) {
+  LeftFragment rounded[C / 16];
+  RoundSums<T, C>(weights, rounded);
+  AddWeighted<T, C, W>(rounded, columns, out);
 }
 
 // The columns' elements [from, from + W), there for all threads; `room` was read by them before.

@@ -211,7 +211,7 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     Sums<C> bias, scores = {}, ds = {};  // ds: first dP
     KeptScores<false, C> kept;
     if (shape.bias != nullptr) LoadBias<false>(shape, b, h, row, column, &bias);
-    if (shape.drop > 0) kept.Load(shape, known, b * shape.heads + h, row, column);
+    if (shape.drop > 0) kept.Load(known, b * shape.heads + h - shape.first_pair, row, column);
     if constexpr (kWide) {
       AddWideDots(keys, queries_of(at), queries_at(0), &scores);
       AddWideDots(values, douts_of(at), douts_at(0), &ds);
@@ -222,13 +222,16 @@ OFL_KERNEL void __launch_bounds__(kTensorThreads, kTensorBlocks<W>)
     }
     const ColumnData<C>& data = columns[turn];
     FinishScores<false>(shape, row, column, places, data, whole, bias, &scores);
-    if (shape.drop > 0) kept.Apply(&ds);
     const auto stats_of = [&](int n, int i) {
       const int c = 8 * n + ColumnOfSum(i);
       return QueryStatistics{data.lse[c], data.delta[c]};
     };
-    FinishSlopes(shape, stats_of, &scores, &ds);
-    if (shape.drop > 0) kept.Apply(&scores);
+    if (shape.drop > 0) {
+      kept.Arrive(row);
+      FinishKeptSlopes(shape, kept, stats_of, &scores, &ds);
+    } else {
+      FinishSlopes(shape, stats_of, &scores, &ds);
+    }
     if (kWide) StageNow(douts_of(at), part, douts_at(0));
     AddWeighted(scores, douts_at(ready), &dv_out);
     if (kWide) StageNow(queries_of(at), part, queries_at(0));

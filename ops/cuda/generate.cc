@@ -6,9 +6,9 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
+#include "core/random.h"
 #include "ops/cuda/device_text.h"
 #include "ops/cuda/walk.h"
 #include "ops/scalar.h"
@@ -124,24 +124,28 @@ OFL_INLINE int64_t Divide(int64_t n, int64_t d, int64_t* rest) {
   return quotient;
 }
 
-OFL_APART uint32_t BitsAt(uint64_t key, uint64_t step, uint64_t index) { return RandomBits(key, step, index); }
-// The draws of N elements from global index `first` on, `stride` apart: four share a Philox block.
+OFL_APART uint32_t BitsAt(uint64_t key, uint64_t step, uint64_t index) { return DropBits(key, step, index); }
+// The draws of N elements from global index `first` on, `stride` apart: eight share a Philox block.
 template <int N>
 OFL_INLINE void DrawBits(uint64_t key, uint64_t step, uint64_t first, int64_t stride, uint32_t* bits) {
-  if (N % 4 == 0 && stride == 1 && first % 4 == 0) {
+  if (N % 4 == 0 && stride == 1 && first % (N < 8 ? 4 : 8) == 0) {
+    const bool upper = N < 8 && first % 8 != 0;  // half of a block
     OFL_UNROLL
-    for (int e = 0; e < N / 4; ++e) {
-      Philox4 four = Philox(key, (first >> 2) + e, step);
+    for (int e = 0; e < N; e += 8) {
+      const Philox4 block = Philox(key, (first + e) >> 3, step);
       OFL_UNROLL
-      for (int i = 0; i < 4; ++i) bits[e * 4 + i] = four.v[i];
+      for (int i = 0; i < 8 && e + i < N; ++i)
+        bits[e + i] = block.v[i / 2] >> i % 2 * 16 & 0xFFFF;
+      OFL_UNROLL
+      for (int i = 0; i < 4 && upper; ++i) bits[i] = block.v[2 + i / 2] >> i % 2 * 16 & 0xFFFF;
     }
     return;
   }
   OFL_UNROLL
   for (int e = 0; e < N; ++e) bits[e] = BitsAt(key, step, first + static_cast<uint64_t>(e * stride));
 }
-OFL_INLINE float Dropout(float x, uint32_t bits, uint32_t threshold, float keep) {
-  return (bits >> 8) >= threshold ? x * keep : 0.0f;
+OFL_INLINE float Dropout(float x, uint32_t bits, uint32_t least, float scale) {
+  return bits >= least ? x * scale : 0.0f;
 }
 }
 )ofl";
@@ -194,13 +198,11 @@ const Body& BodyOf(const std::string& op) {
 std::string StepText(const FusedStep& step, GeneratedChain* chain) {
   auto value = [&](size_t i) { return Cat("v", step.args[i]); };
   if (step.op == "dropout") {
-    double p = step.attrs.Float("p");
+    const DropRule rule = DropRuleOf(step.attrs.Float("p"));
     size_t d = chain->draws.size();
     chain->draws.push_back(
-        {static_cast<uint64_t>(step.attrs.Int("key", 0)),
-         static_cast<uint32_t>(std::ceil(static_cast<double>(static_cast<float>(p)) * 16777216)),
-         static_cast<float>(1 / (1 - p))});
-    return Cat("Dropout(", value(0), ", bits", d, "[e], a.threshold[", d, "], a.keep[", d, "])");
+        {static_cast<uint64_t>(step.attrs.Int("key", 0)), rule.least, static_cast<float>(rule.scale)});
+    return Cat("Dropout(", value(0), ", bits", d, "[e], a.least[", d, "], a.scale[", d, "])");
   }
   if (step.op == "cast") {
     DType to = DType::kFloat32;
@@ -246,7 +248,7 @@ std::string ArgsText(const GeneratedChain& chain) {
   if (rows > 0) text += Cat("  int64_t stride[", rows, "][", chain.rank, "];\n");
   if (draws > 0)
     text +=
-        Cat("  uint64_t key[", draws, "];\n  uint32_t threshold[", draws, "];\n  float keep[", draws, "];\n");
+        Cat("  uint64_t key[", draws, "];\n  uint32_t least[", draws, "];\n  float scale[", draws, "];\n");
   if (constants > 0) text += Cat("  float constant[", constants, "];\n");
   return text + "};\n";
 }
@@ -496,8 +498,8 @@ void PlanLaunch(const GeneratedChain& chain, const KernelContext& context, const
     }
   }
   for (const GeneratedChain::Draw& draw : chain.draws) args.Put(draw.key);
-  for (const GeneratedChain::Draw& draw : chain.draws) args.Put(draw.threshold);
-  for (const GeneratedChain::Draw& draw : chain.draws) args.Put(draw.keep);
+  for (const GeneratedChain::Draw& draw : chain.draws) args.Put(draw.least);
+  for (const GeneratedChain::Draw& draw : chain.draws) args.Put(draw.scale);
   for (float constant : chain.constants) args.Put(constant);
 }
 

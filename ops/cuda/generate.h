@@ -32,8 +32,8 @@ struct GeneratedChain {
   int pack = 4;             // elements per thread and turn where everything is aligned
   struct Draw {             // of a dropout
     uint64_t key;
-    uint32_t threshold;  // keeps an element whose 24 bits are not below
-    float keep;          // what it is multiplied by
+    uint32_t least;  // of DropRule
+    float scale;
   };
   std::vector<Draw> draws;
   std::vector<float> constants;

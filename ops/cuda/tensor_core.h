@@ -51,6 +51,10 @@ OFL_DEVICE int ColumnOfSum(int i) { return static_cast<int>(threadIdx.x % 4) * 2
 // Two floats, rounded to nearest even, as the word of a fragment.
 template <typename T>
 OFL_DEVICE uint32_t PairOf(float low, float high);
+// Such a word, of finite elements, with 0 for the lower one if bit `bit` of `bits` is not set, and for the
+// upper one if bit + 16 is not. REQUIRES: bit < 8.
+template <typename T>
+OFL_DEVICE uint32_t KeepOfPair(uint32_t pair, uint32_t bits, int bit);
 // The sums of columns 0 to 7 and 8 to 15 as a left operand of depth 16.
 template <typename T>
 OFL_DEVICE LeftFragment AsLeft(const SumFragment& low, const SumFragment& high) {

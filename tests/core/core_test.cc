@@ -198,6 +198,51 @@ TEST(RandomTest, KnownAnswers) {
   EXPECT_LT(ToUniform(0xFFFFFFFFu), 1.0f);
 }
 
+// Eight elements have the halves of one block, lower ones first.
+TEST(RandomTest, DropBitsAreHalvesOfABlock) {
+  const Philox4 block = Philox(7, 5, 3);
+  for (uint64_t i = 0; i < 8; ++i)
+    EXPECT_EQ(DropBits(7, 3, 5 * 8 + i), i % 2 == 0 ? block.v[i / 2] & 0xFFFF : block.v[i / 2] >> 16) << i;
+}
+
+// What is dropped is p within 2^-17 and what is kept is divided by its own share, so that expectations are
+// exact; of p below 1 something is always kept.
+TEST(RandomTest, DropRulesRoundToSixteenBits) {
+  for (double p : {0.0, 1e-9, 0.0001, 0.001, 0.1, 0.25, 0.5, 0.9, 0.999, 0.99999, 1 - 1e-9}) {
+    const DropRule rule = DropRuleOf(p);
+    EXPECT_LT(rule.least, 65536u) << p;
+    EXPECT_NEAR(rule.least / 65536.0, p, p < 0.9999 ? 1.0 / 131072 : 1.0 / 65536) << p;
+    EXPECT_DOUBLE_EQ(rule.scale * (65536 - rule.least), 65536) << p;
+  }
+  EXPECT_EQ(DropRuleOf(0).least, 0u);
+  EXPECT_EQ(DropRuleOf(0).scale, 1);
+  EXPECT_EQ(DropRuleOf(0.5).scale, 2);
+}
+
+// Shares of what is kept, neighbours of every distance within a block, and of one element over steps.
+TEST(RandomTest, DroppingKeepsItsShare) {
+  constexpr int64_t kDraws = 1 << 20;
+  for (double p : {0.001, 0.1, 0.5, 0.999}) {
+    const DropRule rule = DropRuleOf(p);
+    const double share = 1 - rule.least / 65536.0;
+    std::vector<char> kept(kDraws);
+    int64_t by_index = 0, by_step = 0;
+    for (int64_t i = 0; i < kDraws; ++i) {
+      by_index += kept[i] = DropBits(11, 2, i) >= rule.least;
+      by_step += DropBits(11, i, 2) >= rule.least;
+    }
+    const auto deviation = [](double of) { return 5 * std::sqrt(kDraws * of * (1 - of)); };
+    EXPECT_NEAR(by_index, kDraws * share, deviation(share)) << p;
+    EXPECT_NEAR(by_step, kDraws * share, deviation(share)) << p;
+    for (int64_t distance = 1; distance <= 16; ++distance) {
+      int64_t both = 0;
+      for (int64_t i = 0; i + distance < kDraws; ++i) both += kept[i] && kept[i + distance];
+      EXPECT_NEAR(both, (kDraws - distance) * share * share, 2 * deviation(share * share))
+          << p << " " << distance;
+    }
+  }
+}
+
 TEST(Float16Test, EveryValueReadsBack) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     Float16 half{static_cast<uint16_t>(bits)};

@@ -51,17 +51,17 @@ KernelCases& Cases() {
   return *cases;
 }
 
-// Bits of many elements at once are those of each, wherever they begin; far up too, where blocks of four pass
-// 2^32.
-TEST(FillRandomBits, AreThoseOfEachElement) {
-  for (uint64_t first : {uint64_t{0}, uint64_t{1}, uint64_t{63}, uint64_t{1} << 32, (uint64_t{1} << 34) - 70,
-                         (uint64_t{1} << 34) + 5, (uint64_t{3} << 50) + 2})
-    for (int64_t n : {1, 3, 64, 200})
+// Bits of many elements at once are those of each, wherever they begin; far up too, where blocks of eight
+// pass 2^32.
+TEST(FillDropBits, AreThoseOfEachElement) {
+  for (uint64_t first : {uint64_t{0}, uint64_t{1}, uint64_t{127}, uint64_t{1} << 32,
+                         (uint64_t{1} << 35) - 140, (uint64_t{1} << 35) + 5, (uint64_t{3} << 50) + 2})
+    for (int64_t n : {1, 3, 128, 400})
       for (uint64_t step : {uint64_t{0}, uint64_t{7}, uint64_t{1} << 33}) {
-        std::vector<uint32_t> bits(n);
-        cpu::FillRandomBits(RandomKey(3, 5), step, first, n, bits.data());
+        std::vector<uint16_t> bits(n);
+        cpu::FillDropBits(RandomKey(3, 5), step, first, n, bits.data());
         for (int64_t i = 0; i < n; ++i)
-          ASSERT_EQ(bits[i], RandomBits(RandomKey(3, 5), step, first + static_cast<uint64_t>(i)))
+          ASSERT_EQ(bits[i], DropBits(RandomKey(3, 5), step, first + static_cast<uint64_t>(i)))
               << first << " + " << i << " step " << step;
       }
 }
