@@ -3,15 +3,18 @@
 #include <gflags/gflags.h>
 
 #include "oneflow_like/launch/launcher_flags.h"
+#include "oneflow_like/session/asked.h"
 #include "oneflow_like/simulate.h"
 
 namespace oneflow_like {
 namespace {
 
-// The machines of --topology, else those that estimates assume for this kind of device.
-Machine MachineOfFlags(const std::string& kind) {
-  if (!training_flags().topology.empty()) return ReadTopology(training_flags().topology);
-  return MachineOf(Mesh(kind, {{"dp", 1}}));
+// The machines of --topology, else those that estimates assume for this kind of device, with --link.
+Machine MachineOfFlags(const Program& program, const PlanSpace& space) {
+  Machine machine = training_flags().topology.empty() ? MachineOf(Mesh(space.kind, {{"dp", 1}}))
+                                                      : ReadTopology(training_flags().topology);
+  SetLink(program.model, space.devices, &machine.topology);
+  return machine;
 }
 
 PlanSpace SpaceOfFlags(const Program& program) {
@@ -90,7 +93,7 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
         program.cut_loss ? program.cut_loss(model, candidate.sequence_parallel) : program.loss(model);
     return Train(loss, program.optimizer, train);
   };
-  const PlanSearchResult found = SearchPlans(space, MachineOfFlags(space.kind), build, search);
+  const PlanSearchResult found = SearchPlans(space, MachineOfFlags(program, space), build, search);
   launcher.Print("%s", found.Text().c_str());
   return found.chosen();
 }

@@ -78,22 +78,6 @@ void CheckSessionOptions(const ModelImpl& model, const Graph& graph, const std::
   }
 }
 
-// The outermost level of links as the user says; with a job it is between hosts.
-void SetLink(const ModelImpl& model, Topology* topology) {
-  const double bandwidth = model.options.link.bandwidth;
-  if (bandwidth <= 0) return;
-  if (const std::shared_ptr<Job>& job = model.options.job) {
-    const std::vector<PeerInfo>& peers = job->peers();
-    const auto here = std::count_if(peers.begin(), peers.end(),
-                                    [&](const PeerInfo& peer) { return peer.host_key == peers[0].host_key; });
-    if (here == std::ssize(peers)) return;  // one host has all
-    const int devices = model.mesh.size() / job->processes() * static_cast<int>(here);
-    if (topology->links.size() == 1) topology->links.push_back(topology->links[0]);
-    topology->links[0].devices = devices;
-  }
-  topology->links.back().bandwidth = bandwidth;
-}
-
 // Machine::nodes: the processes of the job, or without one what the described devices are.
 std::vector<int> NodesOf(const ModelImpl& model) {
   const int world = model.mesh.size();
@@ -248,9 +232,22 @@ Decisions GivenBy(const ModelImpl& model, const SessionOptions& options) {
 
 }  // namespace
 
+void SetLink(const ModelOptions& options, int devices, Topology* topology) {
+  if (options.link.bandwidth <= 0) return;
+  if (const std::shared_ptr<Job>& job = options.job) {
+    const std::vector<PeerInfo>& peers = job->peers();
+    const auto here = std::count_if(peers.begin(), peers.end(),
+                                    [&](const PeerInfo& peer) { return peer.host_key == peers[0].host_key; });
+    if (here == std::ssize(peers)) return;  // one host has all
+    if (topology->links.size() == 1) topology->links.push_back(topology->links[0]);
+    topology->links[0].devices = devices / job->processes() * static_cast<int>(here);
+  }
+  topology->links.back().bandwidth = options.link.bandwidth;
+}
+
 Machine MachineOf(const ModelImpl& model) {
   Machine machine = model.machine;
-  SetLink(model, &machine.topology);
+  SetLink(model.options, model.mesh.size(), &machine.topology);
   machine.nodes = NodesOf(model);
   return machine;
 }

@@ -189,6 +189,9 @@ TEST_F(CliTest, FindsItsPlan) {
   EXPECT_NE(plan.find("tp=2"), std::string::npos) << plan;
   EXPECT_NE(plan.find("--recompute=full"), std::string::npos) << plan;
   EXPECT_EQ(plan.find("--zero"), std::string::npos) << plan;
+  // Over a line of 8 Mbit/s it pays to exchange little.
+  const Outcome slow = Gpt({"--auto_mesh=4", "--link=8", "--dry_run"});
+  EXPECT_NE(line_with(slow, "chosen: ").substr(0, 14), chosen.substr(0, 14)) << slow.out << slow.err;
 }
 
 // It chooses what weights are cut along, in one process or several, and trains as without.
