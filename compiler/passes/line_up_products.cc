@@ -73,10 +73,12 @@ class Liner {
   // One call may add in another order, and memory may look otherwise on another rank, where pieces are
   // larger: what ranks compute alike must have the same bits there.
   bool DiffersOnEachRank(const Node& node) const {
-    const NdSbp& result = graph_.value(node.out[0]).sbp;
     const std::vector<int> sizes = graph_.Sizes();
-    for (size_t i = 1; i < result.size(); ++i)
-      if (sizes[i] > 1 && node.slice.fixed[i - 1] == Slice::kFree && result[i].is_broadcast()) return false;
+    for (int v : node.out) {
+      const NdSbp& result = graph_.value(v).sbp;
+      for (size_t i = 1; i < result.size(); ++i)
+        if (sizes[i] > 1 && node.slice.fixed[i - 1] == Slice::kFree && result[i].is_broadcast()) return false;
+    }
     return true;
   }
 

@@ -276,8 +276,8 @@ Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& bui
   if (waits) all.push_back(WaitOtherwise);
   if (waits && space.host && pool_of->machine().host.known) all.push_back(WaitOnHost);
   if (space.cuts) all.push_back(CutOtherwise);
-  all.insert(all.end(), {OrderOtherwise, FlagOtherwise});
-  if (space.cuts || waits) all.push_back(DivideOtherwise);
+  if (space.cuts || waits) all.insert(all.end(), {OrderOtherwise, FlagOtherwise, DivideOtherwise});
+  if (all.empty()) all = {FlagOtherwise};
   // Where only flags are searched for, also beside a faster one that needs little more than there is.
   const double slack = space.cuts || waits ? 1 : kDoubtfulNear;
   TrialPool& pool = *pool_of;

@@ -312,11 +312,11 @@ TEST_F(CliTest, KeepsAPlan) {
   EXPECT_NE(more.out.find("the plan is that of the run that goes on"), std::string::npos) << more.out;
   std::vector<std::string> less = run;
   less.insert(less.end(), {"--memory_budget=300000", "--steps=4", "--dry_run"});
-  EXPECT_NE(Gpt(less).out.find("another is searched for"), std::string::npos);
+  EXPECT_NE(Gpt(less).out.find("another plan is searched for"), std::string::npos);
   run.insert(run.end(), {"--mesh=cpu:tp=4", "--steps=4"});
   const Outcome otherwise = Gpt(run);
   EXPECT_EQ(otherwise.code, 0) << otherwise.err;
-  EXPECT_NE(otherwise.out.find("another is searched for"), std::string::npos) << otherwise.out;
+  EXPECT_NE(otherwise.out.find("another plan is searched for"), std::string::npos) << otherwise.out;
 }
 
 TEST_F(CliTest, CutsOfSequencesNeedTheirAxes) {

@@ -324,8 +324,8 @@ void ExpectTheBestFit(int first, int trials) {
 TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) { ExpectTheBestFit(1, 1); }
 TEST(LongPlanSearch, TheBestFitAndTakeWhatIsSaid) { ExpectTheBestFit(2, 4); }
 
-// Whatever memory there is: what is not estimated above it, nor needs more, is tried, and the fastest chosen.
-TEST(PlanSearch, WhatIsEstimatedToFitIsTried) {
+// Whatever memory there is, and whether the fastest plan is estimated above it or not: it is chosen where it fits.
+TEST(PlanSearch, TheFastestIsTriedWhateverIsEstimated) {
   std::mt19937 random(400);
   const PlanSpace space{.devices = 1, .batch = 8, .micro_batches = 1};
   const Machine machine = Machines(&random, 1);
@@ -337,16 +337,12 @@ TEST(PlanSearch, WhatIsEstimatedToFitIsTried) {
     const int64_t memory = fastest.bytes * percent / 100;
     const PlanSearchResult found = SearchPlans(space, machine, build, {.memory = memory});
     const bool first = found.best.front().plan.str() == fastest.plan.str();
-    if (memory < fastest.bytes) {
-      EXPECT_FALSE(first) << found.Text();
-    } else if (found.too_large == 0) {
-      EXPECT_TRUE(first) << found.Text();
-    }
+    EXPECT_EQ(first, memory >= fastest.bytes) << found.Text();
     chosen += first;
     above += found.too_large > 0;
   }
   EXPECT_GT(chosen, 5);
-  EXPECT_GT(above, 5);
+  EXPECT_GT(above, 2);
 }
 
 // Two products without blocks: there is nothing to compute again, and no stage to divide into.
