@@ -191,7 +191,7 @@ TEST_F(CliTest, FindsItsPlan) {
   EXPECT_EQ(plan.find("--zero"), std::string::npos) << plan;
   // Over a line of 8 Mbit/s it pays to exchange little.
   const Outcome slow = Gpt({"--auto_mesh=4", "--link=8", "--dry_run"});
-  EXPECT_NE(line_with(slow, "chosen: ").substr(0, 14), chosen.substr(0, 14)) << slow.out << slow.err;
+  EXPECT_NE(line_with(slow, "chosen: ").substr(0, 16), chosen.substr(0, 16)) << slow.out << slow.err;
 }
 
 // It chooses what weights are cut along, in one process or several, and trains as without.
