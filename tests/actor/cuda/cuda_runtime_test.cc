@@ -29,6 +29,7 @@
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/session_fixture.h"
+#include "tests/sanitized.h"
 
 namespace oneflow_like {
 namespace {
@@ -766,7 +767,9 @@ TEST_F(CudaRuntime, CloseInTheMiddle) {
   GptProgram program(given);
   cuda_emulator::SetDelays(300, 9);
   std::vector<int> fed;
-  for (int round = 0; round < 6; ++round) {
+  // ThreadSanitizer leaves mappings of each session's threads behind, of which a process may have 65,530.
+  const int rounds = kSanitized ? 4 : 6;  // the first steps again
+  for (int round = 0; round < rounds; ++round) {
     Session session = program.MakeTrain();
     std::vector<StepResult> results;
     for (int step = 0; step < round % 4; ++step) {
