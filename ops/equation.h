@@ -44,9 +44,9 @@ std::vector<LabelAxes> EinsumLabels(const std::string& equation);
 constexpr char kAccumulates[] = "accumulates";
 inline bool Accumulates(const Attrs& attrs) { return attrs.Int(kAccumulates, 0) != 0; }
 
-// Attribute of a product, two numbers: how many products of one shape stand side by side in the order, none of
-// which needs another's result, and the operand, 0 or 1, that is the same for all. A device may do them in one
-// call.
+// Attribute of a product, two numbers: how many products of one shape stand side by side in the order, none
+// of which needs another's result, and the operand, 0 or 1, that is the same for all. A device may do them in
+// one call.
 constexpr char kTogether[] = "together";
 
 // A multiplication and an addition for every point of the rule's axes.

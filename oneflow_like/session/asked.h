@@ -40,8 +40,8 @@ Graph GraphOf(const Asked& asked, const Decisions& decisions);
 int64_t PartsOfTokens(const Asked& asked, const Graph& graph);
 // What is assumed of the devices of a model's sessions, and of the links between them.
 Machine MachineOf(const ModelImpl& model);
-// Gives the outermost level of links the bandwidth that the options say; with a job it is between hosts, which
-// share so many devices.
+// Gives the outermost level of links the bandwidth that the options say; with a job it is between hosts,
+// which share so many devices.
 void SetLink(const ModelOptions& options, int devices, Topology* topology);
 // Of a graph of GraphOf.
 CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, const Graph& graph);

@@ -196,7 +196,8 @@ TEST(Decisions, RefusalsSayTheLine) {
   EXPECT_EQ(error("zero 0\n", "zero 0\nend\n"), "line 10: the plan has ended before it");
   EXPECT_EQ(error("end\n", ""), "the plan lacks its last line 'end'");
   EXPECT_EQ(ErrorOf([&] { ParseSavedPlan(""); }), "it is empty");
-  EXPECT_EQ(ErrorOf([&] { ParseSavedPlan(text.substr(0, text.size() - 1)); }), "line 11 lacks the newline at its end");
+  EXPECT_EQ(ErrorOf([&] { ParseSavedPlan(text.substr(0, text.size() - 1)); }),
+            "line 11 lacks the newline at its end");
 }
 
 }  // namespace

@@ -234,8 +234,7 @@ TEST(JointSearch, PlansBesideAPlanDifferInOneDecision) {
       const Decisions& there = other.impl()->compiled.options.decided;
       const bool flags = here.micro_batches != there.micro_batches || here.schedule != there.schedule ||
                          here.virtual_stages != there.virtual_stages || here.zero != there.zero ||
-                         here.recompute != there.recompute ||
-                         plan.sequence_parallel != c.sequence_parallel;
+                         here.recompute != there.recompute || plan.sequence_parallel != c.sequence_parallel;
       const bool order = !(here.mesh == there.mesh);
       EXPECT_EQ(flags, neighbourhood == FlagOtherwise);
       EXPECT_EQ(order, neighbourhood == OrderOtherwise);

@@ -324,7 +324,8 @@ void ExpectTheBestFit(int first, int trials) {
 TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) { ExpectTheBestFit(1, 1); }
 TEST(LongPlanSearch, TheBestFitAndTakeWhatIsSaid) { ExpectTheBestFit(2, 4); }
 
-// Whatever memory there is, and whether the fastest plan is estimated above it or not: it is chosen where it fits.
+// Whatever memory there is, and whether the fastest plan is estimated above it or not: it is chosen where it
+// fits.
 TEST(PlanSearch, TheFastestIsTriedWhateverIsEstimated) {
   std::mt19937 random(400);
   const PlanSpace space{.devices = 1, .batch = 8, .micro_batches = 1};
