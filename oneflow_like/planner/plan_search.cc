@@ -336,7 +336,7 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
       try_all([&] { return NextEstimated(&pool, end, Estimated::kFits); });
       const int64_t enough = pool.acts() + kActsMore;
       try_all([&] {
-        const size_t more = pool.acts() < enough ? end + most : end;
+        const size_t more = pool.acts() < enough ? end + most : 0;
         return NextEstimated(&pool, more, Estimated::kDoubtful);
       });
       try_all([&] { return NextOpened(&pool, some, &opened); });
