@@ -47,7 +47,7 @@ OFL_HOST_DEVICE uint32_t RandomBits(uint64_t key, uint64_t step, uint64_t index)
   return Philox(key, index >> 2, step).v[index & 3];
 }
 
-// What dropout draws for element `index`: 16 bits, so that eight elements share one Philox block.
+// The 16 bits that dropout draws for element `index`. Eight elements share one Philox block.
 OFL_HOST_DEVICE uint32_t DropBits(uint64_t key, uint64_t step, uint64_t index) {
   return Philox(key, index >> 3, step).v[index >> 1 & 3] >> (index & 1) * 16 & 0xFFFF;
 }

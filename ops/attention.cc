@@ -57,7 +57,7 @@ class Scores {
     double bias = bias_ == nullptr ? 0 : LoadFloat(*bias_, bias_strides_.Offset(b, h, s, t));
     return dot * scale_ + bias;
   }
-  // What a probability is multiplied by: 1 without dropout, else 0 or DropRule::scale.
+  // The factor of a probability: 1 without dropout, else 0 or DropRule::scale.
   double Keep(int64_t b, int64_t s, int64_t h, int64_t t) const {
     if (drop_ == 0) return 1;
     int64_t index = (b + q_.begin[0]) * q_.global[2] + h + q_.begin[2];

@@ -225,8 +225,10 @@ std::string OtherFlags(const Decisions& d, const std::string& where, int64_t bud
   for (const auto& [flag, on] : {std::pair{"context_parallel", d.context_parallel}, {"ulysses", d.ulysses}})
     if (on != IsOn(flag)) return Cat("the plan of ", where, " has --", flag, on ? "" : " off");
   const int devices = training_flags().auto_mesh;
-  if (devices > 0 ? d.mesh.size() != devices : launcher_flags().mesh.empty() && d.mesh.size() > 1)
-    return Cat("the plan of ", where, " is for ", d.mesh.size(), " devices and --auto_mesh=", devices);
+  const bool one = devices == 0 && launcher_flags().mesh.empty();  // device
+  if (one ? d.mesh.size() > 1 : devices > 0 && d.mesh.size() != devices)
+    return Cat("the plan of ", where, " is for ", d.mesh.size(), " devices and ",
+               one ? "this run has no --mesh" : Cat("--auto_mesh=", devices));
   const int64_t memory = launcher_flags().memory_budget;
   if (memory > 0 && (budget == 0 || budget > memory))
     return Cat("the plan of ", where, " was found within ",

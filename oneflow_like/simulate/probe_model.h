@@ -38,8 +38,9 @@ TrainOptions ProbeTraining(const ProbeShape& shape, DType dtype, const std::stri
 // A training of the model on one device, by SGD if it is of pictures, else by AdamW. Its inputs are "in" and
 // "targets".
 Session DeviceProbe(Model* model, const ProbeShape& shape, DType dtype);
-// Of a step of it. What is to be learnt is random: a model that learns to repeat its input took steps that
-// were a tenth shorter than those of a training, probably as numbers that repeat cost a card less power.
+// The inputs of one of its steps. Targets are random: a model whose targets were its input learned to repeat
+// it, and its steps were a tenth shorter than those of a training. Numbers that repeat probably cost a card
+// less power.
 Feeds ProbeFeeds(const ProbeShape& shape);
 
 }  // namespace oneflow_like

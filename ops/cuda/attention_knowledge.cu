@@ -92,7 +92,7 @@ OFL_DEVICE uint32_t BytesOfFour(uint32_t low, uint32_t high) {
          (high >> 31) * 0xFF000000;
 #endif
 }
-// Of the eight draws of a block, whether each is kept: bytes of all bits or none.
+// Which of a block's eight draws are kept: a byte for each, 0xFF if it is, else 0.
 struct KeptEight {
   uint32_t low, high;
 };

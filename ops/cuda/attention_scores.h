@@ -405,7 +405,7 @@ struct KeptScores {
         kQueryRows ? word[n / 4][i / 2] >> KeptBit(n % 4 * 8 + i % 2) : word[n][i % 2] >> KeptBit(i / 2 * 8);
     return (bits & 1) != 0;
   }
-  // Sets what is dropped to 0. Of rounded sums, two at once.
+  // Sets dropped elements to 0, in rounded sums two at once.
   template <typename T>
   OFL_DEVICE void Apply(LeftFragment (&rounded)[C / 16]) const {
     static_assert(kQueryRows);

@@ -82,7 +82,7 @@ class Product : public ProductKernel {
     return At(plan_.outer[0], context.in[0].data, context.in[1].data, context.out[0].data, workspace);
   }
 
-  // Of one call of several.
+  // The operands of one of several calls.
   GemmOperands At(const ContractionPlan::Place& place, const void* a, const void* b, void* y,
                   void* workspace) const {
     GemmOperands operands;
