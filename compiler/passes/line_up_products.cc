@@ -46,8 +46,10 @@ class Liner {
     std::map<int, std::vector<int>> at;  // by a group's first node: what comes there
     std::set<int> moved;
     for (auto& [position, group] : several) LineUp(group.shared, group.nodes, &at[group.nodes[0]], &moved);
-    std::vector<int> order;
-    for (int n : order_) {
+    // By id, as whatever does not move keeps its place among what comes when both could.
+    std::vector<int> by_id = order_, order;
+    std::sort(by_id.begin(), by_id.end());
+    for (int n : by_id) {
       if (const auto here = at.find(n); here != at.end())
         order.insert(order.end(), here->second.begin(), here->second.end());
       if (moved.count(n) == 0) order.push_back(n);

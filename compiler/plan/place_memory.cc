@@ -9,8 +9,8 @@
 // rising begin, each at the lowest offset that is free; what needs least memory is kept. Blocks of one size
 // placed by rising begin need no more than are alive at once, as in the coloring of an interval graph.
 //
-// What products side by side read and write (line_up_products.cc) lies in a row where that costs no memory,
-// so that they can be one call, which wants operands equally far apart.
+// Operands and results of products that stand side by side (line_up_products.cc) are placed in a row if that
+// takes no more memory. One call can then do these products: it needs operands that lie equally far apart.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -221,9 +221,9 @@ class Placed {
     Put(b, floor_);
     floor_ = top_;
   }
-  void Add(Block* b) { Insert(b, Lowest({b})); }
+  void Add(Block* b) { Insert(b, Lowest(*b)); }
 
-  // Of one size. Side by side, in this order, unless they reach less far one by one.
+  // Adds blocks of one size side by side, in this order, or each by itself where that ends lower.
   void AddRow(const std::vector<Block*>& row) {
     const std::vector<Block*> before = placed_;
     const int64_t top = top_, size = row[0]->bytes, side_by_side = Lowest(row);
@@ -235,6 +235,14 @@ class Placed {
   }
 
  private:
+  int64_t Lowest(const Block& b) const {
+    int64_t at = floor_;
+    for (const Block* p : placed_) {
+      if (p->offset >= at + b.bytes) break;
+      if (p->offset + p->bytes > at && Meet(*p, b)) at = p->offset + p->bytes;
+    }
+    return at;
+  }
   // The lowest offset at which these can lie side by side.
   int64_t Lowest(const std::vector<Block*>& row) const {
     const int64_t size = row[0]->bytes, count = std::ssize(row);
@@ -247,7 +255,7 @@ class Placed {
           const int64_t begin = at + i * size;
           if (p->offset >= begin + size || p->offset + p->bytes <= begin || !Meet(*p, *row[i])) continue;
           at = p->offset + p->bytes - i * size;
-          again = count > 1;  // another one of them may now meet what was passed
+          again = true;  // another one of them may now meet what was passed
         }
       }
     }
@@ -270,8 +278,9 @@ class Placed {
 };
 
 // Each block at the lowest offset that is free, those of large weight first; returns the end of the last.
+// Rows of buffers lie side by side only `in_rows`.
 template <typename Weight>
-int64_t PlaceInOrder(Weight weight, bool in_rows, std::vector<Block>* blocks) {
+int64_t PlaceBy(Weight weight, std::vector<Block>* blocks, bool in_rows = false) {
   std::vector<std::pair<double, Block*>> order;
   std::map<std::pair<int, int>, std::vector<Block*>> rows;  // by row and part
   for (Block& b : *blocks) {
@@ -301,18 +310,6 @@ int64_t PlaceInOrder(Weight weight, bool in_rows, std::vector<Block>* blocks) {
     }
   }
   return placed.top();
-}
-
-// In rows where that takes no more.
-template <typename Weight>
-int64_t PlaceBy(Weight weight, std::vector<Block>* blocks) {
-  const int64_t top = PlaceInOrder(weight, false, blocks);
-  if (std::none_of(blocks->begin(), blocks->end(), [](const Block& b) { return b.row >= 0; })) return top;
-  std::vector<Block> in_rows = *blocks;
-  const int64_t top_in_rows = PlaceInOrder(weight, true, &in_rows);
-  if (top_in_rows > top) return top;
-  blocks->swap(in_rows);
-  return top_in_rows;
 }
 
 // In how many blocks messages of a buffer lie apart, which they take in turns: at most `most`, but one for
@@ -376,23 +373,35 @@ int64_t PlaceBlocks(int64_t bound, std::vector<Block>* blocks) {
     for (const Span& s : b.live) positions += s.end - s.begin + 1;
     return positions * static_cast<double>(b.bytes);
   };
+  const bool rows = std::any_of(blocks->begin(), blocks->end(), [](const Block& b) { return b.row >= 0; });
+  std::vector<Block> in_rows = rows ? *blocks : std::vector<Block>();
+  int64_t of_rows = rows ? PlaceBy(size, &in_rows, true) : 0;
+  if (rows && of_rows <= bound) {
+    blocks->swap(in_rows);
+    return of_rows;
+  }
   int64_t least = PlaceBy(size, blocks);
   const auto good_enough = [&] { return static_cast<double>(least) <= kClose * static_cast<double>(bound); };
-  if (good_enough()) return least;
   // Keeps those of the two that need less.
   const auto attempt = [&](auto weight, std::vector<Block>* others) {
-    if (others->empty()) return;
+    if (others->empty()) return false;
     const int64_t top = PlaceBy(weight, others);
-    if (top >= least) return;
+    if (top >= least) return false;
     least = top;
     blocks->swap(*others);
+    if (!rows) return true;
+    in_rows = *blocks;
+    of_rows = PlaceBy(weight, &in_rows, true);
+    return true;
   };
-  const int64_t of_rings = least;
-  std::vector<Block> others = MessagesApart(*blocks);
-  attempt(size, &others);
-  if (least == of_rings) others = *blocks;  // else they are the rings
-  if (!good_enough()) attempt(area, &others);
-  return least;
+  if (!good_enough()) {
+    std::vector<Block> others = MessagesApart(*blocks);
+    if (!attempt(size, &others)) others = *blocks;  // else they are the rings
+    if (!good_enough()) attempt(area, &others);
+  }
+  if (!rows || of_rows > least) return least;
+  blocks->swap(in_rows);
+  return of_rows;
 }
 
 }  // namespace
