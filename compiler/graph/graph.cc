@@ -416,6 +416,11 @@ double PieceBytes(const Value& value, const std::vector<int>& sizes) {
   return bytes;
 }
 
+double LargestPieceBytes(const Value& value, const NdSbp& sbp, const std::vector<int>& sizes) {
+  return static_cast<double>(LargestPiece(value.shape, sbp, sizes).elements()) *
+         static_cast<double>(SizeOf(value.dtype));
+}
+
 double ShareMoved(const Node& node) {
   return CountsOf(node) >= 0 && node.attrs.Has("share") ? node.attrs.Float("share") : 1;
 }

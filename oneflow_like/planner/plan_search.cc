@@ -271,7 +271,7 @@ void SendAgain(PlanCandidate* candidate) {
 // Returns plans that differ by one decision from the fastest verdict whose neighbours were not all tried, to
 // be simulated: the verdict itself was found by estimates. `acts`: how many acts may still be simulated.
 Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& build, int64_t* acts) {
-  std::vector<Neighbourhood> all;
+  std::vector<Neighbourhood*> all;
   const bool waits = space.waits && pool_of->memory() > 0;  // else any memory will do
   if (waits) all.push_back(WaitOtherwise);
   if (waits && space.host && pool_of->machine().host.known) all.push_back(WaitOnHost);
@@ -290,7 +290,7 @@ Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& bui
     for (int t : pool.tried())
       if (TrialEntry& e = pool.entries()[t]; is_next(e, from)) from = &e;
     if (!from || from->trial.seconds > kNear * pool.BestSeconds() || from->acts > *acts) return {};
-    const Neighbourhood beside = all[from->beside++];
+    Neighbourhood* const beside = all[from->beside++];
     const PlanCandidate plan = from->trial.plan;
     const int64_t acts_of_each = std::max<int64_t>(1, from->acts);
     Wave wave;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/graph/training.h"
 #include "compiler/search/choose_recompute.h"
 #include "oneflow_like/job/together.h"
 #include "oneflow_like/model/blocks.h"
@@ -251,7 +252,7 @@ std::string NextText(const Plan& best, size_t settings, const Setting& next) {
       const NameInBlock at = InBlock(weight);
       differ.insert(at.block.empty() ? weight : at.block.substr(0, at.block.size() - 1) + "*" + at.name);
     }
-  std::erase_if(differ, [](const std::string& name) { return name.find(':') != std::string::npos; });
+  std::erase_if(differ, IsTrainingState);
   std::string names;
   size_t shown = 0;
   for (const std::string& name : differ)
@@ -380,9 +381,7 @@ Searched WithCutsOf(const Asked& asked, const Budget& budget, Searched found, co
 // Rows of logits at a time that are an alternative to all; 0: nothing else is possible, or would be small.
 int64_t OtherTile(const Asked& asked, const Budget& budget, const Decisions& given) {
   if (asked.options.logits_tile || budget.bytes == 0) return 0;
-  const std::vector<std::string> kinds = given.mesh.kinds();
-  const bool cuda = std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end();
-  const int64_t tile = (cuda ? 2 : 1) * kLogitTile;  // mean_linear_cross_entropy says why
+  const int64_t tile = (given.mesh.Has("cuda") ? 2 : 1) * kLogitTile;  // mean_linear_cross_entropy says why
   const Graph graph = GraphOf(asked, given);
   return RowsOfLogits(graph, PartsOfTokens(asked, graph)) >= 2 * tile ? tile : 0;
 }
@@ -441,7 +440,7 @@ Decided Decide(const Asked& asked, const Budget& budget) {
                       [&](const auto& cut) { return model.variables.count(cut.first) == 0; });
         for (const auto& [name, variable] :
              model.variables)  // also those that stay whole, whatever code says
-          if (budget.cuts && name.find(':') == std::string::npos) decided.decisions.cuts.try_emplace(name);
+          if (budget.cuts && !IsTrainingState(name)) decided.decisions.cuts.try_emplace(name);
         decided.decisions.waits = plan.waits.waits;
         decided.next_waits = NextWaitsText(plan.waits);
         if (moves) {
