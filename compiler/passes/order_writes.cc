@@ -148,6 +148,6 @@ class Orderer {
 
 }  // namespace
 
-void OrderWrites(Graph* graph) { Orderer(graph).Run(); }
+void OrderWrites(Graph* graph, const CompileOptions&) { Orderer(graph).Run(); }
 
 }  // namespace oneflow_like
