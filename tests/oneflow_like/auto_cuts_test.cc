@@ -307,15 +307,6 @@ TEST(AutoCuts, FindsWhatFitsOverTwoAxes) {
   }
 }
 
-std::vector<float> LossesOf(const SmallGpt& gpt, int steps) {
-  GptProgram program(gpt);
-  Session train = program.MakeTrain();
-  std::vector<float> losses;
-  for (int step = 0; step < steps; ++step)
-    losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
-  return losses;
-}
-
 TEST(AutoCuts, EveryMeshHasOneLossCurve) {
   constexpr int kSteps = 12;
   const std::vector<float> one = LossesOf(SmallGpt{.model_options = {.seed = 3}}, kSteps);
