@@ -1,5 +1,5 @@
-// Candidates of a search for a plan, by estimate, and those that were compiled and simulated: what these take
-// corrects the estimates of those that resemble them.
+// Candidates of a search for a plan: those that were only estimated, and those that were compiled and
+// simulated, whose results correct the estimates of similar ones.
 #pragma once
 
 #include <cstdint>
