@@ -245,6 +245,8 @@ class Graph : public GraphBuilder {
   std::shared_ptr<RuleCache> rules_;  // also of copies
 };
 
+// Returns a node that passes insert: an operator on the slice, and with the phase and line, of another node.
+Node NodeLike(const Node& other, const std::string& op);
 // "h0/attention/q" -> "h0/attention/"; empty without a '/'.
 std::string ScopeOf(const std::string& name);
 // The kind of the op with this name; for a primitive also which one.
