@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/error_of.h"
+#include "tests/oneflow_like/fullest_rank.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
@@ -142,11 +143,7 @@ Session TrainWithLosses(const WithLosses& given) {
   return Train(loss, Sgd{.lr = .1}, options);
 }
 
-int64_t PeakWithLosses(const WithLosses& given) {
-  int64_t peak = 0;
-  for (const RankSummary& rank : TrainWithLosses(given).Summaries()) peak = std::max(peak, rank.peak_bytes);
-  return peak;
-}
+int64_t PeakWithLosses(const WithLosses& given) { return FullestRank(TrainWithLosses(given)); }
 
 // The gradients of layers' own losses depend on no other layer's: were copies to wait for these alone, all
 // layers would be computed again at once. Such a loss keeps two values of the size of the scores: the
