@@ -23,7 +23,7 @@ inline bool HasInvariantCounter() {
 inline const bool kInvariantCounter = HasInvariantCounter();
 #endif
 
-// Monotonic, also between threads. Its unit follows from two ClockPoints.
+// Monotonic, also between threads. A TickScale knows its unit.
 inline int64_t Ticks() {
 #if defined(__x86_64__)
   if (kInvariantCounter) return static_cast<int64_t>(__rdtsc());

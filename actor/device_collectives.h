@@ -31,7 +31,7 @@ struct DeviceCollectivesOptions {
   std::vector<Device*> devices;  // of `ranks`
   Backend* backend = nullptr;    // of the devices that are asynchronous; nullptr: without the library
   Collectives* host = nullptr;   // must outlive these
-  int link_streams = 1;          // of a device: so many collectives may be under way on it
+  int link_streams = 1;          // most collectives that may be under way on a device
   // All-gather between processes: each passes a text and gets those of all, by process. Empty: a single
   // process.
   std::function<std::vector<std::string>(const std::string& what, const std::string& mine)> exchange;

@@ -18,42 +18,30 @@ namespace {
 
 // All passes on the logical graph. Those of training do nothing to a graph without a train node.
 const Pass kPasses[] = {
-    {"name_draws", Level::kBuilt, [](Graph* g, const CompileOptions&) { NameDraws(g); }},
+    {"name_draws", Level::kBuilt, NameDraws},
     {"loss_scale", Level::kBuilt, AddLossScale},
-    {"autograd", Level::kBuilt, [](Graph* g, const CompileOptions&) { Autograd(g); }},
+    {"autograd", Level::kBuilt, Autograd},
     {"add_updates", Level::kBuilt, AddUpdates, true},
     {"mixed_precision", Level::kBuilt, MixedPrecision},
-    {"place_stages", Level::kPlaced, [](Graph* g, const CompileOptions&) { PlaceStages(g); }},
+    {"place_stages", Level::kPlaced, PlaceStages},
     {"shard_variables", Level::kPlaced, ShardVariables},
     {"choose_signatures", Level::kSigned, ChooseSignatures},
     {"chunk_products", Level::kSigned, ChunkProducts},
     {"insert_boxing", Level::kBoxed, InsertBoxing},
     {"lower_boxing", Level::kLowered, LowerBoxing},
     {"split_gradients", Level::kLowered, SplitGradients},
-    {"fuse_epilogue", Level::kLowered,
-     [](Graph* g, const CompileOptions& o) {
-       if (o.asked.fuse) FuseEpilogue(g);
-     }},
-    {"fuse_accumulate", Level::kLowered,
-     [](Graph* g, const CompileOptions& o) {
-       if (o.asked.fuse) FuseAccumulate(g);
-     }},
-    {"fuse", Level::kLowered,
-     [](Graph* g, const CompileOptions& o) {
-       if (o.asked.fuse) Fuse(g);
-     }},
+    {"fuse_epilogue", Level::kLowered, FuseEpilogue},
+    {"fuse_accumulate", Level::kLowered, FuseAccumulate},
+    {"fuse", Level::kLowered, Fuse},
     {"place_on_host", Level::kLowered, PlaceOnHost},
     {"recompute", Level::kLowered, RepeatForward},
     {"offload_activations", Level::kLowered, OffloadActivations},
     {"gather_weights", Level::kLowered, GatherWeights},
     {"fill_buckets", Level::kLowered, FillBuckets},
     {"choose_algorithms", Level::kLowered, ChooseAlgorithms},
-    {"bound_gradients", Level::kLowered, [](Graph* g, const CompileOptions&) { BoundGradients(g); }},
-    {"line_up_products", Level::kLowered,
-     [](Graph* g, const CompileOptions& o) {
-       if (o.asked.fuse) LineUpProducts(g);
-     }},
-    {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
+    {"bound_gradients", Level::kLowered, BoundGradients},
+    {"line_up_products", Level::kLowered, LineUpProducts},
+    {"order_writes", Level::kOrdered, OrderWrites},
 };
 
 double Seconds() {

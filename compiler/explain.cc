@@ -197,17 +197,14 @@ std::vector<bool> Gradients(const Graph& graph, const std::vector<int>& order) {
   return gradient;
 }
 
-int64_t LargestPiece(const Graph& graph, int v) {
-  const Value& value = graph.value(v);
-  return LocalBox(value.shape, value.sbp, graph.Sizes(), std::vector<int>(1 + graph.mesh().rank(), 0))
-      .elements();
-}
-
 }  // namespace
 
 std::vector<Purpose> PurposesOf(const Compiled& compiled) {
   const Graph& graph = compiled.graph;
   const LogicalPlan& plan = compiled.logical;
+  const auto piece = [&graph, sizes = graph.Sizes()](int v) {
+    return LargestPiece(graph.value(v).shape, graph.value(v).sbp, sizes).elements();
+  };
   std::vector<int> order = graph.Order();
   std::vector<bool> gradient = Gradients(graph, order), forward(graph.num_values(), false);
   for (int n : order)
@@ -227,7 +224,7 @@ std::vector<Purpose> PurposesOf(const Compiled& compiled) {
       bool of_weight = was == Purpose::kWeights || was == Purpose::kNarrowCopies || was == Purpose::kGathered;
       if (!of_weight) continue;
       const Value &in = graph.value(from), &out = graph.value(v);
-      if (IsCollective(node) && LargestPiece(graph, v) >= LargestPiece(graph, from))
+      if (IsCollective(node) && piece(v) >= piece(from))
         form[v] = Purpose::kGathered;
       else if (SizeOf(out.dtype) < SizeOf(in.dtype) && was == Purpose::kWeights)
         form[v] = Purpose::kNarrowCopies;

@@ -38,9 +38,9 @@ struct ExpertsOptions {
   std::function<Tensor(Tensor)> activation = [](Tensor x) { return gelu(x); };
   int64_t top_k = 2;  // experts of a token
 
-  // Tokens that share the experts' room are a pool: so many of a batch, in its order; 0: each sequence is
-  // one. Ranks and micro-batches have whole pools: their number must divide it. It is the model's, so the
-  // same tokens are dropped on every mesh.
+  // Number of pools into which a batch is divided, in its order; tokens of a pool share the experts' room. 0:
+  // each sequence is a pool. The number of ranks times micro-batches must divide it, as each has whole pools.
+  // It belongs to the model, so the same tokens are dropped on every mesh.
   int64_t pools = 0;
   // An expert has room for capacity * top_k * tokens / experts choices of a pool, rounded up; 0: for every
   // token, and nothing is dropped, at experts / top_k times the products.
@@ -58,7 +58,8 @@ struct ExpertsOptions {
   double retry_room = 0;
   ExpertOrder order = ExpertOrder::kWeight;
 
-  // Experts that every token uses, as one network of so many times the inner width, or of `shared_inner`.
+  // Number of experts that every token uses. They are one network of that many times the inner width, or of
+  // width `shared_inner`.
   int64_t shared = 0, shared_inner = 0;
   bool shared_gate = false;  // their result times sigmoid(x shared_gate)
 
@@ -66,8 +67,9 @@ struct ExpertsOptions {
   // those of its experts, divided by their sum where `normalise`.
   ExpertScore score = ExpertScore::kSoftmax;
   bool normalise = true;
-  // Experts are in so many equal groups, and a token chooses among those of its best `top_groups`: by the
-  // greatest score of a group, with sigmoids by the sum of the two greatest (DeepSeek-V2 and V3, 2024).
+  // Number of equal groups of experts. A token chooses among the experts of its best `top_groups` groups,
+  // which are those with the greatest score, or with sigmoids the greatest sum of two scores (DeepSeek-V2 and
+  // V3, 2024).
   int64_t groups = 1, top_groups = 1;
   // Step by which a training raises a bias of experts that were chosen less than the mean, and lowers that of
   // the others; it counts in choosing alone (Wang et al. 2024). 0: there is none.

@@ -145,7 +145,8 @@ struct Pipeline {
   std::vector<int64_t> layers = {};
   // What gives `layers`, for messages: a flag and its value. Empty: Pipeline::layers.
   std::string layers_from = {};
-  // At most so many blocks of each nn::layers are built; 0: all. For estimates of a model by one block.
+  // Largest number of blocks of each nn::layers that are built; 0: all. For estimates of a model by few
+  // blocks.
   int64_t most_blocks = 0;
 };
 

@@ -47,7 +47,7 @@ struct LookUpOptions {
   std::string tp = "tp", batch = "dp";  // mesh axes that cut the tables' rows, and the batch
   int64_t micro_batches = 1;            // of the training, each of whole parts of the batch
 };
-// The cut of a table of so many rows by rows, in whole parts of the ranks.
+// The cut of a table of `rows` rows by rows, in whole parts of the ranks.
 Annotation CutOfRows(const Scope& s, int64_t rows, const LookUpOptions& options = {});
 // Tables t of one shape [v w], ids[b t] of rows -> [b t w]: `embedding` of column i in table i. On a mesh
 // whose axis `tp` cuts the rows (CutOfRows), each of its ranks also has a part of the batch. Ids go to the

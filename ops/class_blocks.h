@@ -15,7 +15,7 @@ namespace oneflow_like {
 // Blocks of all classes, at most: as many parts can the classes be cut into.
 inline constexpr int64_t kClassBlocks = 64;
 
-// The first class of block `block` of so many that divide `classes` evenly.
+// The first class of block `block` of `blocks` blocks that divide `classes` evenly.
 OFL_HOST_DEVICE int64_t FirstOfBlock(int64_t classes, int64_t blocks, int64_t block) {
   const int64_t each = classes / blocks, longer = classes % blocks;  // the first ones have a class more
   return block * each + (block < longer ? block : longer);

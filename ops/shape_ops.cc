@@ -2,6 +2,7 @@
 // linear: they carry partial sums.
 #include <cstring>
 
+#include "ops/along_axis.h"
 #include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
@@ -92,13 +93,6 @@ Status BroadcastTo(const KernelContext& context) {
 
 // --- Rules ---------------------------------------------------------------------------------------
 
-// The letters of `rank` axes with `label` instead on `axis`.
-std::string LettersBut(int rank, int axis, const std::string& label) {
-  std::string text;
-  for (int i = 0; i < rank; ++i) text += (i == 0 ? "" : " ") + (i == axis ? label : Letter(i));
-  return text;
-}
-
 int CheckedAxis(const OpCall& call) {
   if (call.shapes.empty()) Fail(call.who, ": takes at least 1 input but was given 0");
   RequireAttr(call, "axis");
@@ -115,7 +109,7 @@ OpDef ResizeOp(const std::string& name, const std::string& doc, int64_t (*extent
   OpDef def{.name = name, .doc = doc};
   def.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = CheckedAxis(call);
-    return "x[" + LettersBut(rank, axis, "old") + "] -> y[" + LettersBut(rank, axis, "new") + "]";
+    return "x[" + LettersAround(rank, axis, "old") + "] -> y[" + LettersAround(rank, axis, "new") + "]";
   };
   def.whole = {"old", "new"};
   def.extents = [extent](const OpCall& call) {
@@ -216,9 +210,9 @@ void AddConcat(Catalog* catalog) {
     int rank = call.shapes[0].rank(), axis = CheckedAxis(call);
     std::string in;
     for (size_t i = 0; i < call.shapes.size(); ++i) {
-      in += (i == 0 ? "" : ", ") + Cat("x", i, "[", LettersBut(rank, axis, Cat("part", i)), "]");
+      in += (i == 0 ? "" : ", ") + Cat("x", i, "[", LettersAround(rank, axis, Cat("part", i)), "]");
     }
-    return in + " -> y[" + LettersBut(rank, axis, "all") + "]";
+    return in + " -> y[" + LettersAround(rank, axis, "all") + "]";
   };
   def.whole_of = [](const OpCall& call) {
     std::set<std::string> whole = {"all"};

@@ -23,13 +23,13 @@ struct Participant {
 // What one act takes: seconds are a part that does not depend on the tensor, and a part for each byte of it.
 struct AlgorithmCost {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kDirect;
-  int unit = 0;        // of kTwoLevel: so many devices, neighbours, are one; else 0
+  int unit = 0;        // of kTwoLevel: number of neighbouring devices in a unit; else 0
   double latency = 0;  // of the rounds, each with the latency of the level it goes over
   std::vector<double>
       links;        // by level, the innermost first: 1 / bandwidth for each byte on its busiest link
   double sums = 0;  // of who adds most: 1 / memory bandwidth for each byte added
 
-  // Of a tensor of which a group has so many bytes together, each part counted once.
+  // Of a tensor of which a group has `bytes` together, each part counted once.
   double seconds(double bytes) const;
 };
 

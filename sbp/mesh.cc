@@ -149,6 +149,11 @@ std::vector<std::string> Mesh::kinds() const {
   return kinds;
 }
 
+bool Mesh::Has(const std::string& kind) const {
+  const std::vector<std::string> all = kinds();
+  return std::find(all.begin(), all.end(), kind) != all.end();
+}
+
 std::string Mesh::KindOf(int index) const {
   std::vector<std::string> all = kinds();
   if (all.size() == 1) return all[0];

@@ -37,6 +37,7 @@ class Mesh {
   // likewise.
   const std::string& kind() const { return kind_; }
   std::vector<std::string> kinds() const;
+  bool Has(const std::string& kind) const;                     // whether a device is of this kind
   std::string KindOf(int index) const;                         // of the index-th device in mesh order
   int rank() const { return static_cast<int>(axes_.size()); }  // number of axes
   const std::string& axis_name(int axis) const { return axes_[axis].first; }

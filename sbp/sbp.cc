@@ -80,6 +80,10 @@ Box LocalBox(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes,
   return box;
 }
 
+Dims LargestPiece(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes) {
+  return LocalBox(shape, sbp, sizes, std::vector<int>(sizes.size(), 0)).extent;
+}
+
 Sbp Canonical(const Sbp& sbp, const Dims& shape, int64_t parts) {
   if (!sbp.is_split() || sbp.grain == 1) return sbp;
   CHECK_LT(sbp.axis, shape.rank()) << sbp.str() << " of a tensor of shape " << shape.str();

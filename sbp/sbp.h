@@ -54,6 +54,8 @@ Interval Cut(Interval whole, int64_t parts, int64_t index, int64_t grain);
 // `sizes`. Cuts of one tensor axis by several mesh axes nest, outer mesh axis first.
 Box LocalBox(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes,
              const std::vector<int>& coords);
+// The extents of the largest of these pieces, which is that at coordinate 0 of every axis.
+Dims LargestPiece(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes);
 
 // Same cut points give the same text: a split whose grain has no effect on this shape gets grain 1. `parts`
 // is the product of all mesh axes, time included.

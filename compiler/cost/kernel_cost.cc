@@ -124,6 +124,12 @@ ThreadSeconds SecondsOnThreads(const Machine& machine, const plan::Kernel& kerne
   return {estimated, estimated};
 }
 
+const MeasuredCollective* MeasuredOf(const Machine& machine, const BoxingLoad& load) {
+  for (const MeasuredCollective& m : machine.collectives)
+    if (m.primitive == load.primitive && m.members == load.members && m.per_unit == load.per_unit) return &m;
+  return nullptr;
+}
+
 BoxingLoad LoadOf(const Machine& machine, const Graph& graph, int n, CollectiveCosts* costs) {
   const Node& node = graph.node(n);
   const LinkLevels levels{machine.topology, machine.shared};
@@ -148,9 +154,7 @@ BoxingLoad LoadOf(const Machine& machine, const Graph& graph, int n, CollectiveC
     all.links = cost->links;
     for (double& link : all.links) link *= all.bytes;
   }
-  for (const MeasuredCollective& m : machine.collectives)
-    if (m.primitive == all.primitive && m.members == all.members && m.per_unit == all.per_unit)
-      TakeMeasured(m, &all);
+  if (const MeasuredCollective* measured = MeasuredOf(machine, all)) TakeMeasured(*measured, &all);
   return all;
 }
 

@@ -45,12 +45,14 @@ HostWork HostWorkOf(const plan::Collective& collective, size_t element_bytes);
 struct ThreadSeconds {
   double alone = 0, crowded = 0;
 };
-// As measured, of work that may use so many threads (0: of a device); nullopt: nothing of the kind was.
+// As measured, of work that may use `threads` threads (0: of a device); nullopt: nothing of the kind was.
 std::optional<ThreadSeconds> MeasuredSeconds(const Machine& machine, const HostWork& of, int threads);
 // The seconds of a kernel: measured, or estimated where no measurement has its name.
 ThreadSeconds SecondsOnThreads(const Machine& machine, const plan::Kernel& kernel,
                                const KernelRegistry& kernels, int threads);
 
+// The measurement of such a collective among such a group; nullptr: there is none.
+const MeasuredCollective* MeasuredOf(const Machine& machine, const BoxingLoad& load);
 // The memory and links that one act of collective `n` asks for: as measured, where such a group of its kind
 // was, else from latency and bandwidth of the links, by the algorithm that it names. `costs`: of this graph,
 // on the links of the machine.

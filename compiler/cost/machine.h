@@ -55,8 +55,8 @@ struct Machine {
   double cache_bytes = 0;   // that a core has for itself; 0: unknown
 
   double FlopsOf(DType dtype) const;
-  // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. Another kernel has just
-  // written them: both pass through the cache, so half of the cache is left for either.
+  // Bytes that a kernel on `kernel_threads` threads may find in caches, or 0. Another kernel has just written
+  // them: both pass through the cache, so half of the cache is left for either.
   double NearBytes(int kernel_threads) const { return cache_bytes / 2 * kernel_threads; }
 };
 // The machine that is assumed for the mesh's kind of device; only orders of magnitude matter.

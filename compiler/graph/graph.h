@@ -245,6 +245,8 @@ class Graph : public GraphBuilder {
   std::shared_ptr<RuleCache> rules_;  // also of copies
 };
 
+// Returns a node that passes insert: an operator on the slice, and with the phase and line, of another node.
+Node NodeLike(const Node& other, const std::string& op);
 // "h0/attention/q" -> "h0/attention/"; empty without a '/'.
 std::string ScopeOf(const std::string& name);
 // The kind of the op with this name; for a primitive also which one.
@@ -255,7 +257,7 @@ bool IsEnd(const Node& node);
 bool IsLocalBoxing(const Node& node);  // on a rank alone
 bool IsCollective(const Node& node);   // data crosses ranks
 // A boxing, or a collective, may move only the first rows of each part of its operand [r p c ..] (exchange in
-// ops/exchange.cc). Returns the value that says how many, i32[p r]; -1: it moves all.
+// ops/rank_routes.cc). Returns the value that says how many, i32[p r]; -1: it moves all.
 inline int CountsOf(const Node& node) {
   const bool moves = node.kind == NodeKind::kBoxing || IsCollective(node);
   return moves && node.in.size() > node.out.size() ? node.in.back() : -1;
@@ -277,6 +279,8 @@ inline bool IsHostCopy(const Node& node) {
 double ShareMoved(const Node& node);
 // Approximate bytes of a rank's piece of a value; `sizes` are Graph::Sizes.
 double PieceBytes(const Value& value, const std::vector<int>& sizes);
+// Bytes of the largest piece of a value with this signature.
+double LargestPieceBytes(const Value& value, const NdSbp& sbp, const std::vector<int>& sizes);
 
 // Node::why of a recomputed node begins with kComputedAgain, that of a repeated message with kSentAgain.
 inline constexpr char kComputedAgain[] = "computed again for the gradients of ";

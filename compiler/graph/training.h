@@ -43,6 +43,15 @@ inline constexpr char kNoRoom[] = ":no_room", kRetried[] = "retried", kOfPlan[] 
 inline constexpr char kTerms[] = "terms";
 inline bool IsCastForSum(const Node& node) { return node.op == "cast" && node.attrs.Has(kTerms); }
 
+// Whether a variable is state of a training, such as "train:adam_m/<weight>" and "train:updates". Names of
+// weights have no ':'.
+inline bool IsTrainingState(const std::string& variable) { return variable.find(':') != std::string::npos; }
+// Returns the weight of which a variable is the state, or else the variable's own name.
+inline std::string WeightOf(const std::string& variable) {
+  const size_t colon = variable.find(':'), slash = variable.find('/', colon);
+  return colon == std::string::npos || slash == std::string::npos ? variable : variable.substr(slash + 1);
+}
+
 // Adds a variable that training keeps: fp32, filled with `value` before the first step, on the slice and with
 // the line of `like`. `name` begins with the session's name and a colon, which the user's names cannot
 // contain.

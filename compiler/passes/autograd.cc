@@ -223,7 +223,7 @@ class Differentiator {
 
 }  // namespace
 
-void Autograd(Graph* graph) {
+void Autograd(Graph* graph, const CompileOptions&) {
   const int train = TrainNode(*graph);
   if (train < 0) return;
   const Node ends = graph->node(train);

@@ -99,7 +99,7 @@ class GradientBounder {
 
 }  // namespace
 
-void BoundGradients(Graph* graph) {
+void BoundGradients(Graph* graph, const CompileOptions&) {
   if (graph->times() == 1) GradientBounder(graph).Run();
 }
 

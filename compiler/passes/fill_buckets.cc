@@ -155,21 +155,19 @@ class BucketFiller {
       const Value& value = graph_.value(v);
       std::vector<int> last(sizes_);
       for (int& coord : last) --coord;
-      if (Piece(value, std::vector<int>(sizes_.size(), 0)) != Piece(value, last)) return false;
+      if (Largest(v) != LocalBox(value.shape, value.sbp, sizes_, last).elements()) return false;
     }
     return true;
   }
 
-  int64_t Piece(const Value& value, const std::vector<int>& coords) const {
-    return LocalBox(value.shape, value.sbp, sizes_, coords).elements();
+  int64_t Largest(int v) const {
+    return LargestPiece(graph_.value(v).shape, graph_.value(v).sbp, sizes_).elements();
   }
 
   int64_t BytesOf(int n) const {
     const Node& node = graph_.node(n);
-    const std::vector<int> first(sizes_.size(), 0);
-    const int64_t elements =
-        std::max(Piece(graph_.value(node.in[0]), first), Piece(graph_.value(node.out[0]), first));
-    return elements * static_cast<int64_t>(SizeOf(graph_.value(node.in[0]).dtype));
+    return std::max(Largest(node.in[0]), Largest(node.out[0])) *
+           static_cast<int64_t>(SizeOf(graph_.value(node.in[0]).dtype));
   }
 
   // One node in place of the members, whose values stay what they are.

@@ -240,6 +240,8 @@ class Fuser {
 
 }  // namespace
 
-void Fuse(Graph* graph) { Fuser(graph).Run(); }
+void Fuse(Graph* graph, const CompileOptions& options) {
+  if (options.asked.fuse) Fuser(graph).Run();
+}
 
 }  // namespace oneflow_like

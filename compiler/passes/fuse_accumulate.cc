@@ -34,7 +34,8 @@ int ProductOfSum(const Graph& graph, int sum, const std::vector<std::vector<int>
 
 }  // namespace
 
-void FuseAccumulate(Graph* graph) {
+void FuseAccumulate(Graph* graph, const CompileOptions& options) {
+  if (!options.asked.fuse) return;
   const std::vector<std::vector<int>> readers = graph->Readers();
   std::map<int, int> instead;  // of nodes that leave
   for (int sum : graph->Order()) {

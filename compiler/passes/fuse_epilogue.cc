@@ -390,7 +390,8 @@ void ReplaceByFirst(Replacements ways, Graph* graph, Found* found) {
 
 }  // namespace
 
-void FuseEpilogue(Graph* graph) {
+void FuseEpilogue(Graph* graph, const CompileOptions& options) {
+  if (!options.asked.fuse) return;
   std::map<Slice, bool> on_cuda;
   const auto each_on_cuda = [&](auto fuse) {
     Found found = Find(*graph);

@@ -80,12 +80,9 @@ class Inserter {
     if (!fresh) return it->second;
     const Value value = graph_.value(v);
     const Node from = graph_.producer(v);
-    Node node;
-    node.op = "copy";
+    Node node = NodeLike(from, "copy");
     node.attrs.Set("last", int64_t{1});
-    node.slice = from.slice;
-    node.phase = from.kind == NodeKind::kVariable ? Phase::kForward : from.phase;
-    node.line = from.line;
+    if (from.kind == NodeKind::kVariable) node.phase = Phase::kForward;
     node.why = Cat(value.name, " of the last micro-batch, for an output");
     it->second = graph_.AddReader(std::move(node), v, ".last", value.dtype, value.sbp);
     return it->second;

@@ -158,9 +158,8 @@ class Liner {
 
 }  // namespace
 
-void LineUpProducts(Graph* graph) {
-  const std::vector<std::string> kinds = graph->mesh().kinds();
-  if (std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end()) Liner(graph).Run();
+void LineUpProducts(Graph* graph, const CompileOptions& options) {
+  if (options.asked.fuse && graph->mesh().Has("cuda")) Liner(graph).Run();
 }
 
 }  // namespace oneflow_like

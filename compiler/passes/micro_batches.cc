@@ -1,5 +1,5 @@
-// What is another in each micro-batch although time does not cut it: variables that are written in each
-// micro-batch, what is made of them, and sums over one micro-batch.
+// Values that differ between micro-batches although they are not split over time: variables that are written
+// in each micro-batch, what is computed from them, and sums over one micro-batch.
 #include <algorithm>
 
 #include "compiler/passes/passes.h"

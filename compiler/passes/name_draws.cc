@@ -11,7 +11,7 @@
 
 namespace oneflow_like {
 
-void NameDraws(Graph* graph) {
+void NameDraws(Graph* graph, const CompileOptions&) {
   std::map<std::string, int> ordinals;
   std::map<std::string, int64_t> keys;            // by name of the node that draws
   for (int n = 0; n < graph->num_nodes(); ++n) {  // in the order they were made

@@ -164,10 +164,7 @@ class ActivationMover {
   }
 
   Node Like(const Node& other, const char* op, Phase phase) const {
-    Node node;
-    node.op = op;
-    node.line = other.line;
-    node.slice = other.slice;
+    Node node = NodeLike(other, op);
     node.phase = phase;
     return node;
   }

@@ -42,11 +42,8 @@ class Orderer {
 
   // A copy of value `v` for node `reader`, of its phase.
   int AddCopy(int v, const Node& reader, const std::string& why) {
-    Node copy;
-    copy.op = "copy";
-    copy.line = reader.line;
+    Node copy = NodeLike(reader, "copy");
     copy.slice = graph_.producer(v).slice;
-    copy.phase = reader.phase;
     copy.why = why;
     return graph_.value(graph_.AddReader(std::move(copy), v, ".copy")).producer;
   }
@@ -148,6 +145,6 @@ class Orderer {
 
 }  // namespace
 
-void OrderWrites(Graph* graph) { Orderer(graph).Run(); }
+void OrderWrites(Graph* graph, const CompileOptions&) { Orderer(graph).Run(); }
 
 }  // namespace oneflow_like

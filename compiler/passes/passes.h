@@ -14,33 +14,33 @@ namespace oneflow_like {
 // --- Logical graph to logical graph ---
 
 void AddLossScale(Graph* graph, const CompileOptions& options);
-void Autograd(Graph* graph);
+void Autograd(Graph* graph, const CompileOptions& options);
 // Gradients of `loss`, one element, with respect to values, as operators of the forward phase; undefined for
 // values that it does not depend on. Throws Error as Autograd does.
 std::vector<Tensor> GradientsOf(Graph* graph, int loss, const std::vector<int>& values);
 void AddUpdates(Graph* graph, const CompileOptions& options);
 // Before all others: gives random operators their keys.
-void NameDraws(Graph* graph);
+void NameDraws(Graph* graph, const CompileOptions& options);
 void MixedPrecision(Graph* graph, const CompileOptions& options);
-void PlaceStages(Graph* graph);
+void PlaceStages(Graph* graph, const CompileOptions& options);
 void ShardVariables(Graph* graph, const CompileOptions& options);  // ZeRO
 void ChooseSignatures(Graph* graph, const CompileOptions& options);
 void ChunkProducts(Graph* graph, const CompileOptions& options);  // beside collectives
 void InsertBoxing(Graph* graph, const CompileOptions& options);
 void LowerBoxing(Graph* graph, const CompileOptions& options);
 void SplitGradients(Graph* graph, const CompileOptions& options);  // zero bubble
-void FuseEpilogue(Graph* graph);
-void FuseAccumulate(Graph* graph);
-void Fuse(Graph* graph);
+void FuseEpilogue(Graph* graph, const CompileOptions& options);
+void FuseAccumulate(Graph* graph, const CompileOptions& options);
+void Fuse(Graph* graph, const CompileOptions& options);
 void PlaceOnHost(Graph* graph, const CompileOptions& options);    // variables
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void OffloadActivations(Graph* graph, const CompileOptions& options);
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives
 void ChooseAlgorithms(Graph* graph, const CompileOptions& options);
-void BoundGradients(Graph* graph);  // whole ones, under way
-void LineUpProducts(Graph* graph);
-void OrderWrites(Graph* graph);
+void BoundGradients(Graph* graph, const CompileOptions& options);  // whole ones, under way
+void LineUpProducts(Graph* graph, const CompileOptions& options);
+void OrderWrites(Graph* graph, const CompileOptions& options);
 
 // --- Values that differ between micro-batches although time does not cut them (micro_batches.cc) ---
 

@@ -39,11 +39,7 @@ bool IsTableOf(const Graph& graph, const std::vector<int>& readers, int v) {
 }
 
 Node Like(const Node& reader, const char* op, int part) {
-  Node node;
-  node.op = op;
-  node.line = reader.line;
-  node.slice = reader.slice;
-  node.phase = reader.phase;
+  Node node = NodeLike(reader, op);
   node.part = part;
   return node;
 }

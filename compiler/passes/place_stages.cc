@@ -47,7 +47,7 @@ void CloneInput(Graph* graph, int id, const std::vector<int>& readers) {
 
 }  // namespace
 
-void PlaceStages(Graph* graph) {
+void PlaceStages(Graph* graph, const CompileOptions&) {
   std::vector<bool> stage = StageAxes(*graph);
   bool any = false;
   for (bool s : stage) any = any || s;

@@ -67,7 +67,7 @@ MeshAxes ZeroAxes(const Decisions& decisions);
 // The decisions of one session, for whom they were made and on what: a file of --save_plan.
 struct SavedPlan {
   Decisions decisions;
-  std::string model;    // ModelMark of its weights
+  std::string model;    // Model::WeightsMark
   std::string machine;  // MachineText: what is assumed of devices and links
   // The numbers of the lines that were read, for messages. The key is the line's first word ("zero"), and its
   // name, too, if a plan has several such lines ("weight block0/mlp/up").

@@ -1,4 +1,4 @@
-// Estimated time of boxing as insert_boxing will make it, for those that choose signatures.
+// Estimated time of boxing as insert_boxing will make it, for the searches for signatures.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// Plans of one lowered graph that differ in how values wait for their gradients, compiled and judged; each
-// once.
+// Compiles plans of one lowered graph that differ in how values wait for their gradients, each once, and
+// keeps the time and memory of each.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace oneflow_like {
 
 // What each of the regions left open does, in the order of CandidatePool::regions.
 using Assignment = std::vector<Recompute>;
-// Bytes that a rank needs beside its plan.
+// Bytes that a rank needs in addition to its plan.
 using BytesBeside = std::function<int64_t(const plan::Plan&)>;
 
 struct Candidate {
@@ -30,9 +30,9 @@ class CandidatePool {
   // `graph` is one that is lowered and fused. `beside` may be empty.
   CandidatePool(Graph graph, CompileOptions options, BytesBeside beside);
 
-  // Compiles those that are not known yet, side by side.
+  // Compiles those that are not known yet, in parallel.
   void Add(const std::vector<Assignment>& assignments);
-  // The first, which keeps most, and what it is compiled to.
+  // Adds the first candidate, which keeps most, and returns what it was compiled to.
   Compiled AddFirst();
   // The graph, with a choice for each region.
   Graph GraphWith(const Assignment& assignment) const;
@@ -53,7 +53,7 @@ class CandidatePool {
   size_t size() const { return all_.size(); }
   bool Knows(const Assignment& a) const { return index_.count(a) != 0; }
 
-  // Of all ranks, or of a large mesh of the first rank of each stage: bytes by rank.
+  // Returns bytes by rank; on a large mesh, for the first rank of each stage only.
   const std::map<int, int64_t>& BytesOfRanks(const Candidate& candidate) const;
   int64_t PeakOfAllRanks(const Candidate& candidate) const;
 

@@ -33,7 +33,7 @@ class RecomputeSearch {
   const std::vector<std::string>& regions() const { return pool_.regions(); }
   // The modes that a region may have, as CandidatePool::modes says.
   const std::vector<Recompute>& modes() const { return pool_.modes(); }
-  // Where all regions do the same.
+  // Returns the plan in which all regions have this mode.
   WaitChoice All(Recompute mode);
   // The fastest plan that fits, or the smallest if none does. The plans that are compared depend on no budget
   // and are compiled once.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "compiler/graph/training.h"
+
 namespace oneflow_like {
 namespace {
 
@@ -52,17 +54,12 @@ VariableCuts AlikeInBlocks(const VariableCuts& cuts, const Shapes& shapes) {
   return alike;
 }
 
-// An optimizer's state is called "train:adam_m/<weight>".
-bool IsState(const std::string& variable) { return variable.find(':') != std::string::npos; }
-
 // With the cuts of optimizers' state, which lies as its weight does along the axes that it has.
 VariableCuts WithState(const VariableCuts& cuts, const Shapes& shapes) {
   VariableCuts all = cuts;
   for (const auto& [variable, shape] : shapes) {
-    if (!IsState(variable) || cuts.count(variable) > 0) continue;
-    const size_t slash = variable.find('/', variable.find(':'));
-    if (slash == std::string::npos) continue;
-    const std::string weight = variable.substr(slash + 1);
+    if (!IsTrainingState(variable) || cuts.count(variable) > 0) continue;
+    const std::string weight = WeightOf(variable);
     const auto cut = cuts.find(weight);
     if (cut == cuts.end()) continue;
     for (const auto& [entry, sbp] : cut->second.fixed) {
@@ -128,7 +125,7 @@ VariableCuts WeightSearch::Cuts(double price) const {
   price = std::max(price, kLeastPrice);
   const auto worth = [&](const VariableCuts& cuts) { return Seconds(cuts) + price * BytesOf(cuts); };
   VariableCuts of_weights = problem_.CutsOf(problem_.Solve(price));
-  std::erase_if(of_weights, [](const auto& variable) { return IsState(variable.first); });
+  std::erase_if(of_weights, [](const auto& variable) { return IsTrainingState(variable.first); });
   const VariableCuts found = AlikeInBlocks(of_weights, ShapesOf(graph_));
   VariableCuts whole = found;
   for (auto& [variable, cut] : whole) cut = {};

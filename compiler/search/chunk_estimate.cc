@@ -9,15 +9,6 @@ namespace oneflow_like {
 
 namespace {
 
-// Bytes of the largest piece of a value with this signature.
-double PieceBytes(const Graph& graph, int v, const NdSbp& sbp) {
-  const Value& value = graph.value(v);
-  const std::vector<int> sizes = graph.Sizes();
-  return static_cast<double>(
-             LocalBox(value.shape, sbp, sizes, std::vector<int>(sizes.size(), 0)).elements()) *
-         static_cast<double>(SizeOf(value.dtype));
-}
-
 // Reading and writing so many bytes, with `kernels` kernels.
 double CopySeconds(const Machine& machine, double bytes, int64_t kernels) {
   return 2 * bytes / machine.topology.memory_bandwidth + static_cast<double>(kernels) * machine.overhead;
@@ -44,7 +35,7 @@ double ProductSeconds(const Graph& graph, const Machine& machine, const ChunkedP
   work.flops /= parts;
   work.bytes = work.largest = 0;
   const auto touch = [&](int v, const NdSbp& sbp, double of) {
-    const double bytes = PieceBytes(graph, v, sbp) / of;
+    const double bytes = LargestPieceBytes(graph.value(v), sbp, graph.Sizes()) / of;
     work.bytes += bytes;
     work.largest = std::max(work.largest, bytes / static_cast<double>(SizeOf(graph.value(v).dtype)));
   };
@@ -57,7 +48,7 @@ double ProductSeconds(const Graph& graph, const Machine& machine, const ChunkedP
 // Of the copies that cutting into chunks and joining them takes.
 double CopiesSeconds(const Graph& graph, const Machine& machine, const ChunkPlan& plan, int64_t chunks) {
   const auto copy = [&](int v, const NdSbp& sbp, int64_t kernels) {
-    return CopySeconds(machine, PieceBytes(graph, v, sbp), kernels);
+    return CopySeconds(machine, LargestPieceBytes(graph.value(v), sbp, graph.Sizes()), kernels);
   };
   double copies = 0;
   for (const auto& [n, rows] : plan.products) {

@@ -67,14 +67,10 @@ class ChunkWriter {
 
   // An operator on one value, of slice, phase and line of node `of`.
   Node Moving(const char* op, const Attrs& attrs, int v, const NdSbp& want, const Node& of, int part) const {
-    Node node;
-    node.op = op;
+    Node node = NodeLike(of, op);
     node.attrs = attrs;
     node.in = {v};
     node.want = {want};
-    node.slice = of.slice;
-    node.phase = of.phase;
-    node.line = of.line;
     node.why = of.why;
     node.part = part;
     return node;

@@ -11,7 +11,7 @@
 
 namespace oneflow_like {
 
-// `few` of the numbers below `all`, evenly, the first and the last among them; all of them if they are fewer.
+// Returns `few` evenly spaced numbers below `all`, including the first and the last; all if there are fewer.
 std::vector<size_t> Evenly(size_t all, size_t few);
 
 // One way to recompute the regions of a stage.

@@ -185,15 +185,8 @@ std::vector<SignatureProblem::Joint> SignatureProblem::JointChoices(int n, const
   return joints;
 }
 
-double SignatureProblem::Bytes(int v, const NdSbp& sbp) const {
-  const Value& value = graph_.value(v);
-  return static_cast<double>(
-             LocalBox(value.shape, sbp, graph_.Sizes(), std::vector<int>(sbp.size(), 0)).elements()) *
-         static_cast<double>(SizeOf(value.dtype));
-}
-
 double SignatureProblem::KeptBytes(int v, const NdSbp& sbp) const {
-  return kept_[v] > 0 ? kept_[v] * Bytes(v, sbp) : 0;
+  return kept_[v] > 0 ? kept_[v] * LargestPieceBytes(graph_.value(v), sbp, graph_.Sizes()) : 0;
 }
 
 double SignatureProblem::Edge(int v, int from, int to, const Slice& slice, double price) const {
@@ -402,7 +395,7 @@ double SignatureProblem::BytesOf(const VariableCuts& cuts) const {
     for (const auto& [entry, cut] : node.fixed) sbp[entry] = cut;
     if (const auto chosen = cuts.find(node.name); chosen != cuts.end())
       for (const auto& [entry, cut] : chosen->second.fixed) sbp[entry] = cut;
-    bytes += Bytes(node.out[0], sbp);
+    bytes += LargestPieceBytes(graph_.value(node.out[0]), sbp, graph_.Sizes());
   }
   return bytes;
 }

@@ -65,7 +65,6 @@ class SignatureProblem {
   int NumberOf(const NdSbp& sbp);
   double Edge(int v, int from, int to, const Slice& slice, double price) const;
   bool Comes(int from, int to, int operand, const Joint& reader) const;
-  double Bytes(int v, const NdSbp& sbp) const;
   double KeptBytes(int v, const NdSbp& sbp) const;
   bool ReadBy(int v, bool (*phase)(Phase)) const;
   void FindKept();

@@ -27,10 +27,7 @@ KeptOfRegions KeptWith(Graph graph, const CompileOptions& options) {
       if (counted[v] || maker.phase != Phase::kForward || IsEnd(maker)) continue;
       counted[v] = true;
       const Value& value = graph.value(v);
-      kept.bytes[graph.regions().Of(node.name)] +=
-          static_cast<double>(
-              LocalBox(value.shape, value.sbp, sizes, std::vector<int>(sizes.size(), 0)).elements()) *
-          SizeOf(value.dtype);
+      kept.bytes[graph.regions().Of(node.name)] += LargestPieceBytes(value, value.sbp, sizes);
     }
   }
   return kept;

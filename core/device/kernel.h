@@ -42,8 +42,8 @@ struct KernelSpec {
   std::vector<TensorArg> in, out;
   std::string node;  // the logical node it comes from, for messages
   SourceLine line;
-  // The threads that its scratch is for: it uses no more of the team that runs it, and a library's objects
-  // are made for so many.
+  // The number of threads that its scratch is for. It uses no more of the team that runs it, and a library's
+  // objects are made for this number.
   int threads = 1;
 };
 

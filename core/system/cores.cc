@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/system/control_groups.h"
+#include "core/system/text_lines.h"
 
 namespace oneflow_like {
 namespace {
@@ -31,13 +32,6 @@ int CountOfList(const std::string& list) {
     count += last - first + 1;
   }
   return static_cast<int>(std::min(count, kMost));
-}
-
-std::string FirstLine(const std::string& path) {
-  std::string line;
-  std::ifstream in(path);
-  std::getline(in, line);
-  return line;
 }
 
 // Of /proc/self/status.

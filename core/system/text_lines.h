@@ -1,7 +1,7 @@
-// Lines of a text that people wrote with any editor: without a byte order mark in front, and without the
-// carriage returns that end lines on Windows.
+// Lines of texts.
 #pragma once
 
+#include <fstream>
 #include <istream>
 #include <string>
 #include <utility>
@@ -10,6 +10,8 @@
 
 namespace oneflow_like {
 
+// Of a text that people wrote with any editor: lines without a byte order mark in front, and without the
+// carriage returns that end lines on Windows.
 class TextLines {
  public:
   // `who` names the text in messages; the stream must outlive this object.
@@ -31,5 +33,13 @@ class TextLines {
   const std::string who_;
   int number_ = 0;
 };
+
+// The first line of a file, such as those of /proc and /sys; empty if it cannot be read.
+inline std::string FirstLine(const std::string& path) {
+  std::string line;
+  std::ifstream in(path);
+  std::getline(in, line);
+  return line;
+}
 
 }  // namespace oneflow_like

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <set>
 
+#include "compiler/graph/training.h"
 #include "core/boxes/copy_box.h"
 #include "core/boxes/runs.h"
 #include "core/error.h"

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "compiler/graph/training.h"
 #include "core/boxes/runs.h"
 #include "core/error.h"
 #include "core/float16.h"

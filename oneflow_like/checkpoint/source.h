@@ -112,9 +112,6 @@ void WriteTensors(VariableSource& source, const std::string& path,
 // complete; if `write` throws, nothing is left. Throws Error when `path` exists already.
 void WriteBeside(const std::string& path, const std::function<void(const std::string& partial)>& write);
 
-// Names of the state of trainings have a ':', which names of weights cannot have.
-inline bool IsTrainingState(const std::string& variable) { return variable.find(':') != std::string::npos; }
-
 // "'a', 'b' and 3 more"
 std::string Quoted(const std::vector<std::string>& names);
 

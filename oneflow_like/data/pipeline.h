@@ -24,7 +24,7 @@ struct DataPipelineOptions {
   // left out, and an input that no field feeds is an Error.
   FeedNeeds needs;
   int64_t start = 0;   // number of the first sample: DataPipeline::position() of the run to resume
-  int64_t epochs = 0;  // after so many epochs Next throws, and More() is false; 0: never
+  int64_t epochs = 0;  // after these More() is false and Next throws; 0: unlimited
   // Values of the rows after the end of the last epoch, by field; 0 for other fields.
   std::map<std::string, double> fill;
   int threads = 1;  // for reading and decoding

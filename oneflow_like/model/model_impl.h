@@ -169,7 +169,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   const Mesh mesh;
   Catalog catalog;          // the built-in operators and the user's
   Machine machine;          // that plans are made for
-  int devices_of_node = 0;  // there, without a job: so many, neighbours, reach each other's memory; 0: all
+  int devices_of_node = 0;  // there, without a job: neighbours that reach each other's memory; 0: all
   WantedAlgorithms algorithms;
   int64_t device_bytes = 0;  // memory of one of its devices, where a topology file says it; 0: unknown
   MeshAxes zero_axes;

@@ -138,7 +138,7 @@ std::string MarkOf(const ModelImpl& model) {
   int64_t number = 0, elements = 0;
   uint64_t hash = 0;
   for (const auto& [name, variable] : model.variables) {
-    if (name.find(':') != std::string::npos) continue;  // state of a training
+    if (IsTrainingState(name)) continue;
     const std::string text = Cat(name, variable.shape.str());
     hash = HashOfBytes(text.data(), text.size(), hash);
     ++number;

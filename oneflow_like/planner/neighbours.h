@@ -10,27 +10,21 @@ namespace oneflow_like {
 // Each compiles from where its decision first counts: waits from the lowered graph on, cuts and blocks from
 // the placed one, flags from the user's code on. `session` is the plan's own; `pool` has the flags that the
 // space leaves open.
-using Neighbourhood = std::vector<PlanCandidate> (*)(const PlanCandidate& plan, const Session& session,
-                                                     const TrialPool& pool);
+using Neighbourhood = std::vector<PlanCandidate>(const PlanCandidate& plan, const Session& session,
+                                                 const TrialPool& pool);
 
 // One region waits otherwise for its gradients, but not on the host.
-std::vector<PlanCandidate> WaitOtherwise(const PlanCandidate& plan, const Session& session,
-                                         const TrialPool& pool);
+Neighbourhood WaitOtherwise;
 // One region waits on the host in place of being computed again.
-std::vector<PlanCandidate> WaitOnHost(const PlanCandidate& plan, const Session& session,
-                                      const TrialPool& pool);
+Neighbourhood WaitOnHost;
 // One kind of weights is cut otherwise; nothing where weights are as the model is annotated.
-std::vector<PlanCandidate> CutOtherwise(const PlanCandidate& plan, const Session& session,
-                                        const TrialPool& pool);
+Neighbourhood CutOtherwise;
 // One block moves to the stage before or after it.
-std::vector<PlanCandidate> DivideOtherwise(const PlanCandidate& plan, const Session& session,
-                                           const TrialPool& pool);
+Neighbourhood DivideOtherwise;
 // The axes of the mesh come in another order, where links differ.
-std::vector<PlanCandidate> OrderOtherwise(const PlanCandidate& plan, const Session& session,
-                                          const TrialPool& pool);
+Neighbourhood OrderOtherwise;
 // One of the flags is another: micro-batches, schedule and virtual stages, ZeRO, sequence parallelism, or
 // recomputation where it is the same everywhere.
-std::vector<PlanCandidate> FlagOtherwise(const PlanCandidate& plan, const Session& session,
-                                         const TrialPool& pool);
+Neighbourhood FlagOtherwise;
 
 }  // namespace oneflow_like

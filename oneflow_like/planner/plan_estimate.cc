@@ -220,16 +220,11 @@ std::vector<PlanEstimator::Stage> PlanEstimator::StagesOf(const PlanCandidate& c
   const auto add = [&](int stage, const PartOfModel& part, size_t number, double count) {
     Stage& s = stages[stage];
     const double forward = message(number, 0), backward = message(number, 1);
-    s.forward += count * (part.forward + forward);
-    s.backward += count * (part.backward + backward);
+    PartAmounts all = part;
+    all.forward += forward;
+    all.backward += backward;
+    s.Add(all, count);
     s.messages += count * (forward + backward);
-    s.update += count * part.update;
-    s.weights += count * part.weights;
-    s.state += count * part.state;
-    s.narrow += count * part.narrow;
-    s.gradients += count * part.gradients;
-    s.stash += count * part.stash;
-    s.late += count * part.late;
     s.layers += part.weights > 0 ? count : 0;
   };
   add(0, parts.before, 0, 1);

@@ -1,5 +1,5 @@
-// Estimates of whole plans from the parts of a model (plan_parts.h): what the search orders candidates by
-// before any is compiled.
+// Estimates of whole plans from the parts of a model (plan_parts.h). The search orders candidates by them
+// before it compiles any.
 #pragma once
 
 #include <map>
@@ -17,23 +17,24 @@ class PlanEstimator {
   // All must outlive it. Measures the blocks of the model, so it throws what `build` throws.
   PlanEstimator(const PlanSpace& space, const Machine& machine, const BuildPlan& build);
 
-  // In stages; 1 for a model without nn::layers over pp.
+  // The number of blocks to divide into stages; 1 for a model without nn::layers over pp.
   int64_t blocks() const;
-  // Measures what estimates of these candidates need, side by side. Where no plan can be built, why is kept.
+  // Measures what estimates of these candidates need, in parallel. If a plan cannot be built, keeps the
+  // reason (why_not).
   void Prepare(const std::vector<PlanCandidate>& candidates);
-  // Whether recomputation, or a sequence that is cut, changes nothing: so a candidate with less of it is the
-  // same plan. Of a tp that was not prepared, recomputation is judged as on the first that was.
+  // Whether recomputation or sequence parallelism changes nothing, so that a candidate with less of it is the
+  // same plan. For a tp that was not prepared, recomputation is judged by the first that was.
   bool IsRepeated(const PlanCandidate& candidate) const;
-  // Bytes of weights and their state that devices keep on average at least, whatever the plan.
+  // Lower bound, over all plans, of the average bytes of weights and their state on a device.
   double LeastVariables() const;
-  // Whether the last tp that was prepared leaves a rank as much work and as many weights as the one before:
-  // larger ones then have nothing left to divide.
+  // Whether a rank has as much work and as many weights with the last tp prepared as with the one before, so
+  // that a larger tp has nothing left to divide.
   bool Exhausted() const;
-  // A candidate with its estimated time, its shares and its memory, on the order of mesh axes that is
-  // estimated fastest, and then on others that are not much slower and keep tp as near; nothing where it
-  // cannot be built. REQUIRES: prepared.
+  // Returns a candidate with its estimated time and memory on the order of mesh axes that is estimated
+  // fastest, then on orders that are not much slower and keep tp as close. Empty if it cannot be built.
+  // REQUIRES: prepared.
   std::vector<PlanTrial> Estimate(const PlanCandidate& candidate);
-  // Why the first candidate that cannot be built cannot; empty: all can.
+  // Reason why a candidate could not be built, of the first such one; empty if all could.
   const std::string& why_not() const { return why_not_; }
 
  private:
@@ -42,10 +43,9 @@ class PlanEstimator {
     std::shared_ptr<const ModelParts> few, many;
     std::map<int, std::vector<double>> messages;  // by the stride of tp; of `few`, then of `many`
   };
-  struct Stage {
-    double forward = 0, backward = 0, update = 0, messages = 0;  // messages are in forward and backward, too
-    double weights = 0, state = 0, narrow = 0, gradients = 0, stash = 0, late = 0;
-    double layers = 0;  // blocks, and what is before or after them and has weights
+  struct Stage : PartAmounts {
+    double messages = 0;  // seconds, which are in forward and backward, too
+    double layers = 0;    // blocks, and what is before or after them and has weights
   };
   static Key KeyOf(const PlanCandidate& c);
   const std::vector<double>& MessagesAt(Measured* measured, int stride);

@@ -18,6 +18,10 @@ namespace oneflow_like {
 namespace {
 
 constexpr int64_t kBlocksMeasured = 2;
+constexpr double PartAmounts::*kPartAmounts[] = {
+    &PartAmounts::forward,   &PartAmounts::backward, &PartAmounts::update,
+    &PartAmounts::weights,   &PartAmounts::state,    &PartAmounts::narrow,
+    &PartAmounts::gradients, &PartAmounts::stash,    &PartAmounts::late};
 
 class PartsOfPlan {
  public:
@@ -123,14 +127,10 @@ class PartsOfPlan {
       NdSbp outside = from;
       outside[1 + tp_] = B();
       const Value& value = graph_.value(node.in[i]);
-      const PartMessage message = {Piece(value.shape, outside), static_cast<int>(SizeOf(value.dtype)),
-                                   from[1 + tp_], to[1 + tp_]};
+      const PartMessage message = {LargestPiece(value.shape, outside, graph_.Sizes()),
+                                   static_cast<int>(SizeOf(value.dtype)), from[1 + tp_], to[1 + tp_]};
       part_[at->second]->messages[IsGradient(node.phase) ? 1 : 0][message] += 1;
     }
-  }
-
-  Dims Piece(const Dims& shape, const NdSbp& sbp) const {
-    return LocalBox(shape, sbp, graph_.Sizes(), std::vector<int>(sbp.size(), 0)).extent;
   }
 
   void AddVariables() {
@@ -140,10 +140,7 @@ class PartsOfPlan {
       if (b.writer >= 0) written.insert(b.variable);
     for (const plan::Variable& v : made_.plan.variable()) {
       const double bytes = static_cast<double>(v.bytes());
-      // State is named "train:adam_m/<weight>".
-      const size_t slash = v.name().find(':') == std::string::npos ? std::string::npos : v.name().find('/');
-      const std::string weight = slash == std::string::npos ? v.name() : v.name().substr(slash + 1);
-      PartOfModel* part = PartOf(weight);
+      PartOfModel* part = PartOf(WeightOf(v.name()));
       const bool is_weight = purposes.at(v.name()) == Purpose::kWeights;
       if (!IsOnHost(v)) (is_weight ? part->weights : part->state) += bytes;
       if (is_weight && written.count(v.name())) part->gradients += bytes;
@@ -193,8 +190,7 @@ class PartsOfPlan {
         if (node.phase != Phase::kForward || !Within(stack.blocks[0].path, node.name)) continue;
         for (int v : node.out)
           if (ReadBy(v, stack.blocks[1].path))
-            bytes += static_cast<double>(Piece(graph_.value(v).shape, graph_.value(v).sbp).elements() *
-                                         SizeOf(graph_.value(v).dtype));
+            bytes += LargestPieceBytes(graph_.value(v), graph_.value(v).sbp, graph_.Sizes());
       }
       parts_.boundary = std::max(parts_.boundary, bytes);
     }
@@ -208,9 +204,7 @@ class PartsOfPlan {
   }
 
   static void Divide(PartOfModel* part, double by) {
-    for (double* number : {&part->forward, &part->backward, &part->update, &part->weights, &part->state,
-                           &part->narrow, &part->gradients, &part->stash, &part->late})
-      *number /= by;
+    for (double PartAmounts::*amount : kPartAmounts) part->*amount /= by;
     for (auto& messages : part->messages)
       for (auto& [message, count] : messages) count /= by;
   }
@@ -260,6 +254,10 @@ PartOfModel OnLine(const PartOfModel& few, const PartOfModel& many, double at) {
 
 }  // namespace
 
+void PartAmounts::Add(const PartAmounts& other, double count) {
+  for (double PartAmounts::*amount : kPartAmounts) this->*amount += count * other.*amount;
+}
+
 bool PartMessage::operator<(const PartMessage& other) const {
   const auto key = [](const PartMessage& m) { return std::make_tuple(m.element_bytes, m.from, m.to); };
   if (key(*this) < key(other)) return true;
@@ -277,10 +275,7 @@ double SecondsOfMessage(const Machine& machine, const PartMessage& message, int 
   const BoxingLoad load =
       LoadOfBoxingStep(group, 1, message.shape, message.element_bytes, {whole, {B(), message.from, B()}},
                        {whole, {B(), message.to, B()}}, levels);
-  for (const MeasuredCollective& measured : machine.collectives)
-    if (measured.primitive == load.primitive && measured.members == load.members &&
-        measured.per_unit == load.per_unit)
-      return measured.SecondsOf(load.bytes);
+  if (const MeasuredCollective* measured = MeasuredOf(machine, load)) return measured->SecondsOf(load.bytes);
   const std::vector<AlgorithmCost> costs = AlgorithmsOf(levels, load.primitive, members, stride, node);
   if (costs.empty()) return load.seconds();
   return load.copies + Choose(costs, load.bytes).seconds(load.bytes);

@@ -1,7 +1,6 @@
-// One loop over verdicts, plans that were compiled and simulated: as long as some source of candidates has
-// any, they are tried. Estimates order all candidates at first, and what was tried corrects the estimates of
-// what resembles it; in the most hopeful ones what is left open is decided; at last the plans beside the best
-// verdicts are tried, those beside the fastest first.
+// Candidates come from several sources, one after another, and are tried: compiled and simulated. First come
+// those that are estimated to be best; each trial corrects the estimates of similar candidates. Then open
+// choices are decided in the most hopeful candidates. Last come the neighbours of the fastest plans.
 #include "oneflow_like/plan_search.h"
 
 #include <glog/logging.h>
@@ -26,19 +25,23 @@
 namespace oneflow_like {
 namespace {
 
-constexpr size_t kWave = 4;                // candidates compiled at a time, on however many cores
-constexpr size_t kBest = 10;               // that are shown
-constexpr size_t kOpened = 4;              // in which what is left open is decided, at least
-constexpr double kHopeless = 1.2;          // times the best: estimates are not off by more
-constexpr int64_t kManyActs = 12'000'000;  // in steps of plans that were tried: few more are, for their time
-constexpr double kTooFar = 2;              // times the best: nor are those of larger tp ever
-constexpr double kTightest = 1.02;         // times the memory: estimates up to there are tried first
-constexpr double kDoubtful = 1.6;          // times the memory: above, an estimate is believed
-constexpr double kDoubtfulNear = 1.25;  // the same of one that a tried candidate of this Likeness corrected
+constexpr size_t kWave = 4;    // candidates compiled at a time, whatever the number of cores
+constexpr size_t kBest = 10;   // plans that are shown
+constexpr size_t kOpened = 4;  // least number of candidates in which open choices are decided
+// Times the best time: candidates that are estimated slower than the first are not tried. If the fastest of
+// one tp is slower than the second, larger ones are not estimated.
+constexpr double kHopeless = 1.2, kTooFar = 2;
+// Acts of a step of all plans tried, together; beyond it only candidates estimated faster than the best are
+// tried, as simulations take long.
+constexpr int64_t kManyActs = 12'000'000;
+// Times the memory: candidates estimated up to the first are tried first, and estimates above the second are
+// believed; above the third if a tried candidate of Likeness kAlike has corrected them.
+constexpr double kTightest = 1.02, kDoubtful = 1.6, kDoubtfulNear = 1.25;
 constexpr int kAlike = 18;
-constexpr double kNear = 1.1;          // times the best: plans beside those that are slower are slower, too
-constexpr int64_t kActsBeside = 3000;  // of a step of each plan that is tried beside others
-constexpr int64_t kActsMore = 12'000;  // of each that is tried against its estimate, beyond the usual number
+constexpr double kNear = 1.1;  // times the best time: neighbours of slower plans are not tried
+// Acts of a step of all plans tried, together: of neighbours, and of those that are estimated not to fit (or
+// of neighbours if only flags are searched for).
+constexpr int64_t kActsBeside = 3000, kActsMore = 12'000;
 
 // Drops candidates that are the same plan as others. Returns how many are left.
 int64_t DropRepeated(const PlanEstimator& estimator, std::vector<PlanCandidate>* some) {
@@ -128,7 +131,7 @@ Wave NextEstimated(TrialPool* pool_of, size_t end, Estimated which) {
   const double best = pool.BestSeconds();
   const double hopeless = (pool.acts() > kManyActs ? 1 : kHopeless) * best;
   const size_t most = std::min(kWave, end - pool.tried().size());
-  const bool enough = best > 0 && pool.Fitting() >= kBest;
+  const bool enough = best > 0 && pool.Fitting().size() >= kBest;
   std::set<MeshShape> shapes;
   for (int i : order) {
     const TrialEntry& entry = pool.entries()[i];
@@ -142,7 +145,7 @@ Wave NextEstimated(TrialPool* pool_of, size_t end, Estimated which) {
   return wave;
 }
 
-// A candidate, whatever is computed again and cut.
+// Returns a text of the candidate without its recomputation and cuts.
 std::string KeyOf(PlanCandidate candidate) {
   candidate.logits_tile = 0;
   candidate.recompute = Recompute::kNone;
@@ -151,8 +154,8 @@ std::string KeyOf(PlanCandidate candidate) {
   return candidate.str();
 }
 
-// These parts of some plans wait on the host: of those that need least, and of the fastest, whatever is
-// computed again.
+// Returns plans whose `parts` wait on the host: those that need least memory and the fastest ones, each with
+// every kind of recomputation.
 Wave NextOnHost(TrialPool* pool_of, const PlanSpace& space, const char* parts) {
   constexpr size_t kMost = 3;  // of either
   TrialPool& pool = *pool_of;
@@ -207,8 +210,8 @@ Wave NextOnHost(TrialPool* pool_of, const PlanSpace& space, const char* parts) {
        BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller batch");
 }
 
-// Of candidates that differ in what is computed again, the seconds that one between them may hope for. Where
-// one does not fit other cuts of weights may, for a price.
+// Returns an optimistic estimate of the seconds of a plan between candidates that differ in recomputation. A
+// candidate that does not fit may do so with other cuts of weights, in proportionally more time.
 double HopeOf(const TrialPool& pool, bool cuts, const std::vector<const TrialEntry*>& alike) {
   double hope = std::numeric_limits<double>::infinity();
   std::vector<Verdict> verdicts;
@@ -220,8 +223,8 @@ double HopeOf(const TrialPool& pool, bool cuts, const std::vector<const TrialEnt
   return std::min(hope, HopeBetween(verdicts, pool.memory()));
 }
 
-// The most hopeful of the candidates in which nothing was decided yet, with what the space leaves open. Where
-// a step has few acts there are more of them, also of those that estimates say do not fit.
+// Returns the most hopeful candidate in which nothing was decided yet, with the choices that the space leaves
+// open. If steps have few acts, more candidates have their turn, also some that are estimated not to fit.
 Wave NextOpened(TrialPool* pool_of, const PlanSpace& space, std::set<std::string>* opened) {
   constexpr size_t kActs = 1000, kMany = 24;
   TrialPool& pool = *pool_of;
@@ -245,7 +248,7 @@ Wave NextOpened(TrialPool* pool_of, const PlanSpace& space, std::set<std::string
         entries.begin(), entries.end(),
         [](const TrialEntry* a, const TrialEntry* b) { return a->trial.bytes < b->trial.bytes; });
     const std::pair hope(HopeOf(pool, space.cuts, entries), least->trial.bytes);
-    const bool believed = number <= kOpened || pool.Fits(static_cast<double>(least->trial.bytes));
+    const bool believed = number <= kOpened || pool.Fits(least->trial);
     if (pool.Best() && believed && hope.first > kHopeless * pool.BestSeconds()) continue;
     if (!which || hope < most) which = &key, most = hope, like = least;
   }
@@ -271,7 +274,7 @@ void SendAgain(PlanCandidate* candidate) {
 // Returns plans that differ by one decision from the fastest verdict whose neighbours were not all tried, to
 // be simulated: the verdict itself was found by estimates. `acts`: how many acts may still be simulated.
 Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& build, int64_t* acts) {
-  std::vector<Neighbourhood> all;
+  std::vector<Neighbourhood*> all;
   const bool waits = space.waits && pool_of->memory() > 0;  // else any memory will do
   if (waits) all.push_back(WaitOtherwise);
   if (waits && space.host && pool_of->machine().host.known) all.push_back(WaitOnHost);
@@ -290,7 +293,7 @@ Wave NextBeside(TrialPool* pool_of, const PlanSpace& space, const BuildPlan& bui
     for (int t : pool.tried())
       if (TrialEntry& e = pool.entries()[t]; is_next(e, from)) from = &e;
     if (!from || from->trial.seconds > kNear * pool.BestSeconds() || from->acts > *acts) return {};
-    const Neighbourhood beside = all[from->beside++];
+    Neighbourhood* const beside = all[from->beside++];
     const PlanCandidate plan = from->trial.plan;
     const int64_t acts_of_each = std::max<int64_t>(1, from->acts);
     Wave wave;

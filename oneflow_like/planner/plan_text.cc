@@ -21,7 +21,7 @@ std::string Thousands(int64_t number) {
 
 // Whether `a` tells more of why its shape lost: the fastest that fits, or what needs least.
 bool Closer(const TrialPool& pool, const PlanTrial& a, const PlanTrial& b) {
-  const bool fits = pool.Fits(static_cast<double>(a.bytes)), other = pool.Fits(static_cast<double>(b.bytes));
+  const bool fits = pool.Fits(a), other = pool.Fits(b);
   if (a.why.empty() != b.why.empty()) return a.why.empty();
   if (fits != other) return fits;
   return fits ? a.seconds < b.seconds : a.bytes < b.bytes;
@@ -29,7 +29,7 @@ bool Closer(const TrialPool& pool, const PlanTrial& a, const PlanTrial& b) {
 
 std::string WhyLost(const TrialPool& pool, const PlanTrial& best, const PlanTrial& trial) {
   const char* about = trial.compiled ? "" : "about ";
-  if (!pool.Fits(static_cast<double>(trial.bytes)))
+  if (!pool.Fits(trial))
     return Cat("needs ", about, BytesText(trial.bytes), ", ", BytesText(trial.bytes - pool.memory()),
                " too much");
   const std::pair<double, const char*> more[] = {{trial.compute - best.compute, "computing"},
@@ -47,12 +47,8 @@ PlanSearchResult ResultOf(TrialPool* pool_of) {
   PlanSearchResult result;
   result.memory = pool.memory();
   result.compiled = static_cast<int>(pool.tried().size());
-  std::vector<int> fit;
+  std::vector<int> fit = pool.Fitting();
   std::set<MeshShape> shown;
-  for (int t : pool.tried())
-    if (const TrialEntry& e = pool.entries()[t];
-        e.trial.compiled && !e.twin && pool.Fits(static_cast<double>(e.trial.bytes)))
-      fit.push_back(t);
   std::stable_sort(fit.begin(), fit.end(),
                    [&](int a, int b) { return pool.entries()[a].better(pool.entries()[b]); });
   std::set<std::string> flags;  // plans of the same flags differ in what only a file of a plan has
@@ -65,7 +61,7 @@ PlanSearchResult ResultOf(TrialPool* pool_of) {
   std::map<MeshShape, const PlanTrial*> closest;
   for (TrialEntry& e : pool.entries()) {
     if (!e.tried) pool.Correct(&e);
-    if (e.first && !pool.Fits(static_cast<double>(e.trial.bytes))) ++result.too_large;
+    if (e.first && !pool.Fits(e.trial)) ++result.too_large;
     if (shown.count(e.shape) || e.twin) continue;
     const PlanTrial*& before = closest[e.shape];
     if (!before || Closer(pool, e.trial, *before)) before = &e.trial;

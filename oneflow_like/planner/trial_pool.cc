@@ -65,20 +65,24 @@ void TrialPool::Correct(TrialEntry* entry) const {
   entry->trial.bytes = static_cast<int64_t>(entry->estimated_bytes * bytes);
 }
 
-const TrialEntry* TrialPool::Best() const {
-  const TrialEntry* best = nullptr;
+template <typename T>
+const TrialEntry* TrialPool::Least(T PlanTrial::*amount, bool fits) const {
+  const TrialEntry* least = nullptr;
   for (int t : tried_)
-    if (const TrialEntry& e = entries_[t]; e.trial.compiled && Fits(static_cast<double>(e.trial.bytes)) &&
-                                           (!best || e.trial.seconds < best->trial.seconds))
-      best = &e;
-  return best;
+    if (const TrialEntry& e = entries_[t];
+        e.trial.compiled && (!fits || Fits(e.trial)) && (!least || e.trial.*amount < least->trial.*amount))
+      least = &e;
+  return least;
 }
 
-size_t TrialPool::Fitting() const {
-  return std::count_if(tried_.begin(), tried_.end(), [&](int t) {
-    const TrialEntry& e = entries_[t];
-    return e.trial.compiled && !e.twin && Fits(static_cast<double>(e.trial.bytes));
-  });
+const TrialEntry* TrialPool::Best() const { return Least(&PlanTrial::seconds, /*fits=*/true); }
+const TrialEntry* TrialPool::Smallest() const { return Least(&PlanTrial::bytes, /*fits=*/false); }
+
+std::vector<int> TrialPool::Fitting() const {
+  std::vector<int> fitting;
+  for (int t : tried_)
+    if (const TrialEntry& e = entries_[t]; e.trial.compiled && !e.twin && Fits(e.trial)) fitting.push_back(t);
+  return fitting;
 }
 
 void TrialPool::Try(const std::vector<int>& numbers) {
@@ -163,14 +167,6 @@ void TrialPool::TryOne(TrialEntry* entry) const {
   } catch (const Error& error) {
     trial.why = error.what();
   }
-}
-
-const TrialEntry* TrialPool::Smallest() const {
-  const TrialEntry* least = nullptr;
-  for (int t : tried_)
-    if (const TrialEntry& e = entries_[t]; e.trial.compiled && (!least || e.trial.bytes < least->trial.bytes))
-      least = &e;
-  return least;
 }
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// Candidates of a search for a plan, by estimate, and those that were compiled and simulated: what these take
-// corrects the estimates of those that resemble them.
+// Candidates of a search for a plan: those that were only estimated, and those that were compiled and
+// simulated, whose results correct the estimates of similar ones.
 #pragma once
 
 #include <cstdint>
@@ -60,14 +60,18 @@ class TrialPool {
   const Machine& machine() const { return machine_; }
   int64_t memory() const { return memory_; }
   bool Fits(double bytes) const { return memory_ == 0 || bytes <= static_cast<double>(memory_); }
+  bool Fits(const PlanTrial& trial) const { return Fits(static_cast<double>(trial.bytes)); }
   // The fastest that was compiled and fits, and its seconds; nullptr and 0: none does.
   const TrialEntry* Best() const;
   double BestSeconds() const { return Best() ? Best()->trial.seconds : 0; }
-  // How many of them there are, each plan once.
-  size_t Fitting() const;
+  // All that were compiled and fit, each plan once, in the order in which they were tried.
+  std::vector<int> Fitting() const;
   const TrialEntry* Smallest() const;  // of those that were compiled; nullptr: none
 
  private:
+  // Of tried entries that were compiled, and fit if that is asked for, the one with the least amount.
+  template <typename T>
+  const TrialEntry* Least(T PlanTrial::*amount, bool fits) const;
   void TryOne(TrialEntry* entry) const;
   void FindTwin(int number);
 

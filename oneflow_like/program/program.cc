@@ -321,10 +321,35 @@ void RequireFolders(const Launcher& launcher) {
     RequireFolder(launcher, "tensorboard", training_flags().tensorboard, training_flags().tensorboard);
 }
 
+namespace {
+
+// Sets the options of a program to what a plan says.
+void UsePlan(const Launcher& launcher, const PlanCandidate& plan, Program* program) {
+  const std::string reduce_axis = program->train.reduce_axis;
+  program->model.auto_cuts = AutoCuts::kNone;
+  program->train = OnMesh(program->train, plan.mesh);
+  if (program->train.reduce_axis != reduce_axis)
+    launcher.Print("the mesh of the plan, %s, has no %s of --reduce_axis: gradients are summed in fp32\n",
+                   plan.mesh.str().c_str(), reduce_axis.c_str());
+  plan.Set(&program->model, &program->train);
+  program->model.plan = plan;
+  program->model.plan->logits_tile = program->train.logits_tile.value_or(0);
+}
+
+// The plan of a training, for --save_plan and for checkpoints.
+std::string PlanText(const Session& train, bool sequence_parallel) {
+  SavedPlan decided = train.Plan();
+  decided.decisions.sequence_parallel = sequence_parallel;
+  decided.decisions.context_parallel = IsOn("context_parallel");
+  decided.decisions.ulysses = IsOn("ulysses");
+  return ToText(decided);
+}
+
+}  // namespace
+
 int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Program& of_flags) {
   RequireBeginning(launcher);
   RequireSameFiles(of_flags);
-  Mesh mesh = mesh_of_flags;
   Program program = of_flags;
   const std::optional<GivenPlan> given = PlanWithoutSearch(launcher, program.model.job.get());
   std::optional<PlanCandidate> plan;
@@ -332,18 +357,11 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     static_cast<Decisions&>(plan.emplace()) = given->text.decisions;
   else
     plan = PlanOfAutoMesh(launcher, program);
-  if (plan) {
-    mesh = plan->mesh;
-    program.model.auto_cuts = AutoCuts::kNone;
-    program.train = OnMesh(program.train, mesh);
-    if (program.train.reduce_axis != of_flags.train.reduce_axis)
-      launcher.Print("the mesh of the plan, %s, has no %s of --reduce_axis: gradients are summed in fp32\n",
-                     mesh.str().c_str(), of_flags.train.reduce_axis.c_str());
-    plan->Set(&program.model, &program.train);
-    program.model.plan = *plan;
-    program.model.plan->logits_tile = program.train.logits_tile.value_or(0);
-  }
-  if (!plan) RequireAxesOfFlags(mesh);
+  const Mesh mesh = plan ? plan->mesh : mesh_of_flags;
+  if (plan)
+    UsePlan(launcher, *plan, &program);
+  else
+    RequireAxesOfFlags(mesh);
   program.train.parallel.batch = BatchAxis(mesh);
   Model model(mesh, program.model);
   const Tensor loss = OfPlan(given, [&] {
@@ -355,12 +373,9 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     TellOtherMachine(launcher, *given, MachineText(MachineOf(*model.impl())));
   }
   Session train = OfPlan(given, [&] { return Train(loss, program.optimizer, program.train); });
-  SavedPlan decided = train.Plan();
-  decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : IsOn("sequence_parallel");
-  decided.decisions.context_parallel = IsOn("context_parallel");
-  decided.decisions.ulysses = IsOn("ulysses");
-  if (plan || SearchesForPlan()) program.state[kPlanState] = PlanState(ToText(decided));
-  SavePlan(launcher, ToText(decided));
+  const std::string text = PlanText(train, plan ? plan->sequence_parallel : IsOn("sequence_parallel"));
+  if (plan || SearchesForPlan()) program.state[kPlanState] = PlanState(text);
+  SavePlan(launcher, text);
   for (const std::string& sentence : train.AxisWarnings()) launcher.Print("warning: %s\n", sentence.c_str());
   launcher.Print("%s", model.CutsText().c_str());
   if (launcher.explain()) launcher.Print("%s", model.CutReasons().c_str());

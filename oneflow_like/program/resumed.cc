@@ -81,7 +81,7 @@ std::string ChangeOfRate(const RateSchedule& saved, const RateSchedule& here, in
     if (now != before) changes += Cat(changes.empty() ? "" : ", ", what, " ", now, " in place of ", before);
   };
   add("highest rate", here.lr, saved.lr);
-  add("steps of rise", here.schedule.warmup, saved.schedule.warmup);
+  add("warm-up steps", here.schedule.warmup, saved.schedule.warmup);
   add("steps of its schedule", here.schedule.total, saved.schedule.total);
   add("share at the end", here.schedule.final, saved.schedule.final);
   if (changes.empty()) return "";

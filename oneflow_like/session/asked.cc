@@ -138,7 +138,7 @@ MeshAxes BatchAxes(const Graph& graph, const SessionOptions& options) {
 }
 
 [[noreturn]] void FailTaken(const std::string& who, const std::string& name) {
-  Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
+  Fail(who, ": the output name '", name, "' is reserved; rename yours");
 }
 
 void AddOutputs(const GraphOfModel* graph, const std::string& who, const SessionOptions& options,

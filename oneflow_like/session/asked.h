@@ -1,4 +1,4 @@
-// What a user has asked Train or Evaluate for, checked. Together with Decisions it says all of a session.
+// What a user has asked Train or Evaluate for, checked. With Decisions it determines the whole session.
 #pragma once
 
 #include <map>
@@ -40,8 +40,8 @@ Graph GraphOf(const Asked& asked, const Decisions& decisions);
 int64_t PartsOfTokens(const Asked& asked, const Graph& graph);
 // What is assumed of the devices of a model's sessions, and of the links between them.
 Machine MachineOf(const ModelImpl& model);
-// Gives the outermost level of links the bandwidth that the options say; with a job it is between hosts,
-// which share so many devices.
+// Gives the outermost level of links the bandwidth of ModelOptions::link. With a job that level joins hosts,
+// which share `devices` equally.
 void SetLink(const ModelOptions& options, int devices, Topology* topology);
 // Of a graph of GraphOf.
 CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, const Graph& graph);

@@ -14,8 +14,7 @@ Budget BudgetOf(const Asked& asked, const Graph& graph) {
   const ModelImpl& model = asked.model();
   Budget budget{.bytes = model.options.memory_budget};
   budget.cuts = model.options.auto_cuts != AutoCuts::kNone && !model.cuts_chosen;
-  const std::vector<std::string> kinds = model.mesh.kinds();
-  if (std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end())
+  if (model.mesh.Has("cuda"))
     budget.beside = [&model, retries = asked.training &&
                                        !asked.training->no_room.empty()](const plan::Plan& plan) -> int64_t {
       if (plan.device_kind() != "cuda") return 0;

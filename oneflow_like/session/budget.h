@@ -15,7 +15,7 @@ struct Budget {
   // ModelOptions::memory_budget, or else the memory that a topology file gives a device. Otherwise it is the
   // first alone.
   bool waits = false;
-  bool cuts = false;  // and what weights are cut along
+  bool cuts = false;  // whether the cuts of weights are left to the compiler
   BytesBeside beside = {};
 };
 
@@ -23,13 +23,14 @@ struct Budget {
 // GraphOf.
 Budget BudgetOf(const Asked& asked, const Graph& graph);
 
-// What a plan takes.
+// Time and memory of a plan.
 struct Verdict {
   double seconds = 0;  // of a step
   int64_t bytes = 0;   // of the fullest device
 };
-// Of plans that differ in what is computed again, the seconds that one between them may hope for: on the line
-// between one that fits into `memory` and one that does not. Infinite where none fits.
+// Returns a hopeful estimate of the seconds of a plan that fits into `memory` and lies between these plans,
+// which differ in what is recomputed: a point on the line between one that fits and one that does not.
+// Infinite if none fits.
 double HopeBetween(const std::vector<Verdict>& alike, int64_t memory);
 
 // Throws Error if a search for what fits (recomputation, cuts of weights) would be in vain: what devices keep

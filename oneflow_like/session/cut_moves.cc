@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "compiler/graph/training.h"
+
 namespace oneflow_like {
 namespace {
 
@@ -66,7 +68,7 @@ std::optional<VariableCuts> CutMoves::Annotated() const {
   VariableCuts cuts;
   bool any = false;
   for (const auto& [name, variable] : model_.variables) {
-    if (name.find(':') != std::string::npos || !variable.layout.sbp.empty()) continue;
+    if (IsTrainingState(name) || !variable.layout.sbp.empty()) continue;
     VariableCut& cut = cuts[name];
     for (const auto& [entry, sbp] : variable.left_out.fixed) {
       if (!sbp.is_split() || variable.node.fixed.count(entry) > 0) continue;

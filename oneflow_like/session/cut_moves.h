@@ -1,5 +1,5 @@
-// Cuts of weights to choose from: those that are estimated fastest at a price of a byte, and neighbours of
-// others.
+// Cuts of weights to choose from: those that are estimated fastest at some price of a byte, and neighbours of
+// given cuts.
 #pragma once
 
 #include <optional>
@@ -15,9 +15,11 @@ class CutMoves {
   // `placed` has come through place_stages. Weights of the model that lie somewhere already stay as they are.
   CutMoves(const ModelImpl& model, Graph placed, const CompileOptions& options);
 
-  // At this price of a byte. Between 0 and 1: of the highest. At 0 no slower by estimate than Annotated().
+  // Returns the cuts that are estimated fastest at a price of a byte, from 0 to 1 times the highest. At 0
+  // they are estimated no slower than Annotated().
   VariableCuts At(double price) const;
-  // As annotations in code say that AutoCuts::kAll does not follow, other weights whole; nothing without any.
+  // Returns the cuts that annotations in code ask for and AutoCuts::kAll ignores, with other weights whole;
+  // nothing if there are none.
   std::optional<VariableCuts> Annotated() const;
   const WeightSearch& search() const { return search_; }
 
@@ -26,8 +28,8 @@ class CutMoves {
   const WeightSearch search_;
 };
 
-// These cuts, but for one kind of weights: cut in another way along one axis of the mesh, or along all axes
-// of a group. What annotations in code fix and ZeRO's axes stay.
+// Returns the neighbours of these cuts. In each, one kind of weights is cut in another way along one mesh
+// axis, or along all axes of a group. Cuts that annotations in code fix stay, as do ZeRO's axes.
 std::vector<VariableCuts> CutsBeside(const ModelImpl& model, const CompileOptions& options,
                                      const VariableCuts& cuts);
 

@@ -100,12 +100,11 @@ class CutsReport {
   }
 
   double Bytes(const ModelVariable& variable, const VariableCut& cut) const {
-    std::vector<int> sizes = model_.graph.Sizes();
+    const std::vector<int> sizes = model_.graph.Sizes();
     NdSbp sbp(sizes.size(), B());
     for (const FixedSbp* fixed : {&variable.node.fixed, &cut.fixed})
       for (const auto& [entry, s] : *fixed) sbp[entry] = s;
-    return static_cast<double>(
-               LocalBox(variable.shape, sbp, sizes, std::vector<int>(sizes.size(), 0)).elements()) *
+    return static_cast<double>(LargestPiece(variable.shape, sbp, sizes).elements()) *
            static_cast<double>(SizeOf(variable.dtype));
   }
 

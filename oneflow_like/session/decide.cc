@@ -1,11 +1,12 @@
-// What is open may be where blocks are, what weights are cut along, and how values wait for their gradients.
-// All that is settled before signatures are chosen, the first two, is a *setting*; how values wait is
-// searched for in each setting (compiler/search/choose_recompute.h), for which its graph is lowered once.
+// Three things may be open: the stages of blocks, the cuts of weights, and how values wait for their
+// gradients. The first two are settled before signatures are chosen; together they are a *setting*. For each
+// setting the graph is lowered once, and compiler/search/choose_recompute.h searches for how values wait.
 //
-// Settings are compared by what they may hope for: the seconds of plans that keep all, compute some again, or
-// compute all again, of those that fit, and on the line between one that fits and one that does not. The
-// setting with most hope is searched first; then those beside the best, as long as one of them is faster. All
-// limits count plans and nodes, never seconds.
+// Settings are compared by their *hope*, an optimistic estimate of the seconds of a step: the least of the
+// plans that keep all values, recompute some, or recompute all, of those that fit, and of points on the line
+// between one that fits and one that does not. The most hopeful setting is searched first, then the
+// neighbours of the best one, as long as one of them is faster. All limits count plans and nodes, never
+// seconds.
 #include "oneflow_like/session/decide.h"
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/graph/training.h"
 #include "compiler/search/choose_recompute.h"
 #include "oneflow_like/job/together.h"
 #include "oneflow_like/model/blocks.h"
@@ -36,9 +38,9 @@ struct Question {
   const Asked& asked;
   const Budget& budget;
   const CompileOptions& options;
-  const Decisions& given;  // that are not open
-  bool large = false;      // so that settings are compared by one plan each
-  size_t beside = 0;       // settings at most that are looked at for being beside the best
+  const Decisions& given;  // what is not open
+  bool large = false;      // whether settings are compared by a single plan each
+  size_t beside = 0;       // most neighbours of the best setting that are tried
 };
 
 // A plan of a setting.
@@ -50,7 +52,7 @@ struct Plan {
   std::string beside = {};  // what was compared with it, for people
 };
 
-// What was asked for, with these decisions, after the passes up to `upto`.
+// Returns the graph of what was asked for, with these decisions, after the passes up to `upto`.
 Graph Passed(const Asked& asked, const Decisions& decisions, const CompileOptions& options,
              const char* upto) {
   Graph graph = GraphOf(asked, decisions);
@@ -72,7 +74,8 @@ bool Fits(const Question& q, const WaitChoice& choice) {
   return q.budget.bytes == 0 || choice.peak() <= q.budget.bytes;
 }
 
-// Ranks that are too full. Where least is known, that of the fullest is least.
+// Returns the ranks that need too much memory. If waits were searched for, only the fullest one: its bytes
+// are then the least possible.
 std::vector<int> TooFull(const Question& q, const WaitChoice& choice) {
   std::vector<int> ranks;
   const int64_t peak = choice.peak();
@@ -82,8 +85,9 @@ std::vector<int> TooFull(const Question& q, const WaitChoice& choice) {
   return ranks;
 }
 
-// With these cuts. While no plan fits, blocks leave stages that are too full; where none can any more, the
-// plan is the first one, or the smallest if each is the smallest of its stages: that depends on no budget.
+// Returns the fastest plan with these cuts that fits. While none fits, moves blocks out of stages that are
+// too full. If none can be moved any more, returns the first plan, or the smallest if waits were searched
+// for: neither depends on the budget.
 Plan Within(const Question& q, const VariableCuts& cuts) {
   Divisions divisions(*q.asked.source, q.given.stages);
   std::optional<Plan> refused;
@@ -98,12 +102,12 @@ Plan Within(const Question& q, const VariableCuts& cuts) {
   }
 }
 
-// A choice of cuts that was looked at, with the blocks where they are at first.
+// A choice of cuts that was looked at, with the blocks on their first stages.
 struct Setting {
   VariableCuts cuts;
-  WaitChoice least;      // keeps least
-  double hope = kNever;  // for seconds within the budget
-  bool roomy = false;    // it fits with what keeps most
+  WaitChoice least;      // the plan that keeps least
+  double hope = kNever;  // seconds
+  bool roomy = false;    // whether the plan that keeps most fits
   bool searched = false;
 };
 
@@ -145,7 +149,7 @@ class Settings {
     return std::any_of(all_.begin(), all_.end(), [&](const auto& s) { return s->cuts == cuts; });
   }
   size_t size() const { return all_.size(); }
-  // The one with most hope that was not searched and may be faster than so many seconds; nullptr: none.
+  // The one with most hope that was not searched and may be faster than `seconds`; nullptr: none.
   Setting* MostHopeful(double seconds) {
     Setting* best = nullptr;
     for (const auto& s : all_)
@@ -171,8 +175,9 @@ class Settings {
 
 constexpr size_t kMostSettings = 64;
 
-// Beside the smallest setting a smaller one, and so on, until one fits: the price of a byte is of all bytes,
-// and the budget of those that are there at once. Where no change of one kind of weights helps, two may.
+// Goes from the smallest setting to a smaller neighbour, and so on, until one fits. Prices cannot find it:
+// they are of all bytes, and the budget is of those that exist at once. If no change of one kind of weights
+// helps, tries changes of two.
 void Descend(const Question& q, Settings* settings) {
   const auto beside_of = [&](const VariableCuts& cuts) {
     return CutsBeside(q.asked.model(), q.options, cuts);
@@ -195,7 +200,8 @@ void Descend(const Question& q, Settings* settings) {
   }
 }
 
-// Cuts at rising prices of a byte, until nothing has to be computed again; and between the last two prices.
+// Tries the cuts at rising prices of a byte until nothing has to be recomputed, then prices between the last
+// two.
 void ClimbPrices(const Question& q, CutMoves* moves, Settings* settings) {
   constexpr int kDigits = 12, kRounds = 4;
   const auto price_of = [](int digits) { return std::pow(10.0, -digits); };  // in the highest
@@ -213,7 +219,7 @@ void ClimbPrices(const Question& q, CutMoves* moves, Settings* settings) {
   }
 }
 
-// The best plan of the settings that were looked at and may be faster than `best`.
+// Searches the settings that may be faster than `best`, and keeps the best plan there.
 void SearchHopeful(const Question& q, Settings* settings, std::optional<Plan>* best) {
   const auto seconds = [&] { return *best && (*best)->fits ? (*best)->waits.seconds : kNever; };
   size_t searched = 0;
@@ -229,7 +235,8 @@ void SearchHopeful(const Question& q, Settings* settings, std::optional<Plan>* b
   }
 }
 
-// As long as other cuts of one kind of weights are faster.
+// Searches the neighbours of the best plan, which cut one kind of weights in another way, as long as that is
+// notably faster.
 void GoBeside(const Question& q, Settings* settings, std::optional<Plan>* best) {
   constexpr double kNotable = 0.99;
   const size_t most = settings->size() + q.beside;
@@ -251,7 +258,7 @@ std::string NextText(const Plan& best, size_t settings, const Setting& next) {
       const NameInBlock at = InBlock(weight);
       differ.insert(at.block.empty() ? weight : at.block.substr(0, at.block.size() - 1) + "*" + at.name);
     }
-  std::erase_if(differ, [](const std::string& name) { return name.find(':') != std::string::npos; });
+  std::erase_if(differ, IsTrainingState);
   std::string names;
   size_t shown = 0;
   for (const std::string& name : differ)
@@ -377,12 +384,11 @@ Searched WithCutsOf(const Asked& asked, const Budget& budget, Searched found, co
   return found;
 }
 
-// Rows of logits at a time that are an alternative to all; 0: nothing else is possible, or would be small.
+// Returns the number of rows of logits at a time that is an alternative to all; 0 if there is none, or if it
+// would save little.
 int64_t OtherTile(const Asked& asked, const Budget& budget, const Decisions& given) {
   if (asked.options.logits_tile || budget.bytes == 0) return 0;
-  const std::vector<std::string> kinds = given.mesh.kinds();
-  const bool cuda = std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end();
-  const int64_t tile = (cuda ? 2 : 1) * kLogitTile;  // mean_linear_cross_entropy says why
+  const int64_t tile = (given.mesh.Has("cuda") ? 2 : 1) * kLogitTile;  // mean_linear_cross_entropy says why
   const Graph graph = GraphOf(asked, given);
   return RowsOfLogits(graph, PartsOfTokens(asked, graph)) >= 2 * tile ? tile : 0;
 }
@@ -441,7 +447,7 @@ Decided Decide(const Asked& asked, const Budget& budget) {
                       [&](const auto& cut) { return model.variables.count(cut.first) == 0; });
         for (const auto& [name, variable] :
              model.variables)  // also those that stay whole, whatever code says
-          if (budget.cuts && name.find(':') == std::string::npos) decided.decisions.cuts.try_emplace(name);
+          if (budget.cuts && !IsTrainingState(name)) decided.decisions.cuts.try_emplace(name);
         decided.decisions.waits = plan.waits.waits;
         decided.next_waits = NextWaitsText(plan.waits);
         if (moves) {

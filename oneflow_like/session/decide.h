@@ -1,4 +1,5 @@
-// The one search for a plan of a session: what is left open is decided on copies, and compiled once decided.
+// Decides what a session leaves open about its plan. Alternatives are compiled from copies of its graph; the
+// session itself is compiled once all is decided.
 #pragma once
 
 #include <functional>
@@ -17,8 +18,8 @@ struct Decided {
   std::function<std::string()> cut_reasons = {};  // on process 0
 };
 
-// The fastest plan that was found to fit, or the smallest where none was. Nothing of the model changes.
-// Collective where something is open: process 0 decides, and all get what it has found, or its Error.
+// Returns the fastest plan found that fits, or the smallest if none does. Changes nothing of the model.
+// Collective if something is open: process 0 decides, and the others receive its result or its Error.
 Decided Decide(const Asked& asked, const Budget& budget);
 
 }  // namespace oneflow_like

@@ -19,8 +19,8 @@ struct Session::Impl {
   std::shared_ptr<ModelImpl> model;  // first, so that it is destroyed last
   Compiled compiled;
   SessionOptions options;
-  // Of a training: what ways for values to wait would keep and repeat. Passes run for it. The Impl outlives
-  // it.
+  // Of a training: computes, by running passes, what each way for values to wait would keep and repeat. The
+  // Impl must outlive it.
   std::function<std::vector<WaitPrice>()> wait_prices = {};
   std::string next_waits = {};  // Decided::next_waits
   std::set<std::string> outputs = {};

@@ -9,6 +9,7 @@
 
 #include "actor/net/job/process_job.h"
 #include "compiler/cost/collective_costs.h"
+#include "compiler/graph/training.h"
 #include "core/device/backend.h"
 #include "core/formatted.h"
 #include "core/plan/plan_values.h"
@@ -99,11 +100,7 @@ std::vector<std::pair<std::string, int64_t>> BlocksOfRank(const Compiled& compil
   std::map<std::string, BytesOfKinds> of_block;  // by region, "" for none
   for (const plan::Variable& v : made.plan.variable()) {
     if (IsOnHost(v)) continue;
-    const std::string& name = v.name();  // "block0/up", or "train:adam_m/block0/up"
-    const size_t colon = name.find(':'), slash = name.find('/');
-    const bool of_training = colon != std::string::npos && slash != std::string::npos && colon < slash;
-    const std::string block = graph.regions().Of(of_training ? name.substr(slash + 1) : name);
-    of_block[block][Name(of_variable.at(name))] += v.bytes();
+    of_block[graph.regions().Of(WeightOf(v.name()))][Name(of_variable.at(v.name()))] += v.bytes();
   }
   for (auto [buffer, size] : made.at_peak) {
     if (buffer == kScratch) {
@@ -163,16 +160,47 @@ void AddRetries(const Session::Impl& session, RankSummary* s) {
   s->blocks.push_back({"steps that run again with more room for experts", more});
 }
 
-RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
-  const ModelImpl& model = *session.model;
-  const Compiled& compiled = session.compiled;
-  const plan::Plan& plan = made.plan;
-  RankSummary s;
-  s.rank = plan.rank();
-  s.ranks = {s.rank};
-  s.transient_bytes = ArenaBytes(plan);
-  s.buffers = plan.buffer_size();
-  s.actors = plan.actor_size();
+// The table of what takes most of a rank's memory. Consumers that differ in numbers of their names alone, and
+// come from one line, are one entry.
+class ConsumerTable {
+ public:
+  ConsumerTable(const Compiled& compiled, const plan::Plan& plan) : compiled_(compiled) {
+    for (const plan::Variable& v : plan.variable())
+      if (!IsOnHost(v)) Add("variable " + v.name(), v.bytes());
+    for (const plan::Actor& a : plan.actor())
+      for (const plan::Kernel& k : a.kernel())
+        for (const plan::Operand& o : k.out()) source_[o.buffer()] = &k;
+    AddScratch(plan);
+    for (const plan::Buffer& b : plan.buffer())
+      if (!IsVariable(b) && b.arena() == 0) all_.push_back({"", b.slot_bytes() * b.slots(), &b});
+  }
+
+  void Add(const std::string& what, int64_t bytes) { all_.push_back({what, bytes}); }
+
+  std::vector<std::pair<std::string, int64_t>> Largest() const {
+    constexpr size_t kShown = 10;
+    std::map<std::tuple<std::string, int64_t, int64_t, std::string>, size_t> known;
+    std::vector<Consumer> kinds;
+    for (const Consumer& c : all_) {
+      const plan::Kernel* k = SourceOf(c);
+      const auto [kind, fresh] = known.try_emplace(
+          {WithoutNumbers(c.buffer ? c.buffer->name() : c.what), c.bytes, c.buffer ? c.buffer->slots() : 0,
+           k ? Cat(k->name(), " ", k->file(), ":", k->line()) : ""},
+          kinds.size());
+      if (fresh)
+        kinds.push_back(c);
+      else
+        ++kinds[kind->second].count, kinds[kind->second].last = c.buffer;
+    }
+    std::stable_sort(kinds.begin(), kinds.end(),
+                     [](auto& a, auto& b) { return a.bytes * a.count > b.bytes * b.count; });
+    if (kinds.size() > kShown) kinds.resize(kShown);
+    std::vector<std::pair<std::string, int64_t>> table;
+    for (const Consumer& c : kinds) table.push_back({TextOf(c), c.bytes * c.count});
+    return table;
+  }
+
+ private:
   struct Consumer {
     std::string what;
     int64_t bytes;  // of each
@@ -180,78 +208,92 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     int64_t count = 1;
     const plan::Buffer* last = nullptr;  // of those that share the entry
   };
-  std::vector<Consumer> consumers;
-  s.host_transient_bytes = ArenaBytes(plan, "host");
-  for (const plan::Variable& v : plan.variable()) {
-    (IsOnHost(v) ? s.host_persistent_bytes : s.persistent_bytes) += v.bytes();
-    if (IsOnHost(v)) continue;
-    consumers.push_back({"variable " + v.name(), v.bytes()});
+
+  // Kernels take turns in the memory of their scratch.
+  void AddScratch(const plan::Plan& plan) {
+    const plan::Kernel* most = nullptr;
+    int number = 0;
+    for (const plan::Actor& a : plan.actor())
+      for (const plan::Kernel& k : a.kernel()) {
+        number += k.scratch_bytes() > 0;
+        if (k.scratch_bytes() > (most ? most->scratch_bytes() : 0)) most = &k;
+      }
+    if (most)
+      Add(Cat("scratch of ", most->node(), ", the most of ", number, " kernels"), most->scratch_bytes());
   }
-  std::map<int, const plan::Kernel*> source;   // by buffer
-  const plan::Kernel* most_scratch = nullptr;  // kernels take turns in the memory of their scratch
-  int with_scratch = 0;
-  for (const plan::Actor& a : plan.actor()) {
-    s.collectives += a.has_collective();
-    for (const plan::Kernel& k : a.kernel()) {
-      s.bytes_sent += k.link_bytes() * a.acts();
-      s.flops += k.flops() * a.acts();
-      // Each byte is read on one side and written on the other.
-      if (k.category() == kHostCopies)
-        (k.name() == kFromHost ? s.bytes_from_host : s.bytes_to_host) += k.bytes() / 2 * a.acts();
-      for (const plan::Operand& o : k.out()) source[o.buffer()] = &k;
-      with_scratch += k.scratch_bytes() > 0;
-      if (k.scratch_bytes() > (most_scratch ? most_scratch->scratch_bytes() : 0)) most_scratch = &k;
-    }
+
+  const plan::Kernel* SourceOf(const Consumer& c) const {
+    const auto found = c.buffer ? source_.find(c.buffer->id()) : source_.end();
+    return found == source_.end() ? nullptr : found->second;
   }
-  if (most_scratch)
-    consumers.push_back({Cat("scratch of ", most_scratch->node(), ", the most of ", with_scratch, " kernels"),
-                         most_scratch->scratch_bytes()});
-  for (const plan::Buffer& b : plan.buffer())
-    if (!IsVariable(b) && b.arena() == 0) consumers.push_back({"", b.slot_bytes() * b.slots(), &b});
-  if (plan.device_kind() == "cuda") {
-    const MemoryBesides besides = MemoryBesidesPlan(model, plan);
-    s.library_bytes = kCudaBytesBesides + besides.device;
-    s.communicator_bytes = besides.communicators;
-    if (session.retries) {
-      const MemoryBesides more =
-          MemoryBesidesPlan(model, PlanOf(session.retries->compiled(), s.rank, PlanDetail::kOutline).plan);
-      s.library_bytes += DeviceBytesOfSecondPlan(more);
-      s.communicator_bytes += more.communicators;
-    }
-    AddPlainCores(compiled.graph.catalog(), plan, &s);
-    for (const auto& [what, bytes] : besides.consumers) consumers.push_back({what, bytes});
-  }
-  std::map<std::tuple<std::string, int64_t, int64_t, std::string>, size_t> known;
-  std::vector<Consumer> kinds;
-  for (const Consumer& c : consumers) {
-    const plan::Kernel* k = c.buffer ? source[c.buffer->id()] : nullptr;
-    const auto [kind, fresh] = known.try_emplace(
-        {WithoutNumbers(c.buffer ? c.buffer->name() : c.what), c.bytes, c.buffer ? c.buffer->slots() : 0,
-         k ? Cat(k->name(), " ", k->file(), ":", k->line()) : ""},
-        kinds.size());
-    if (fresh)
-      kinds.push_back(c);
-    else
-      ++kinds[kind->second].count, kinds[kind->second].last = c.buffer;
-  }
-  std::stable_sort(kinds.begin(), kinds.end(),
-                   [](auto& a, auto& b) { return a.bytes * a.count > b.bytes * b.count; });
-  if (kinds.size() > 10) kinds.resize(10);
-  for (const Consumer& c : kinds) {
+
+  std::string TextOf(const Consumer& c) const {
     const std::string name = c.buffer ? "buffer " + c.buffer->name() : c.what;
     std::string text =
         c.count == 1 ? name : Cat(WithoutNumbers(name), ", ", c.count, " of ", BytesText(c.bytes));
-    if (c.buffer) {
-      const plan::Kernel* k = source[c.buffer->id()];
-      text += Cat(" (", c.buffer->slots(), c.buffer->slots() == 1 ? " slot, " : " slots, ",
-                  k ? k->name() : "", !k || k->file().empty() ? "" : Cat(" at ", k->file(), ":", k->line()),
-                  HeldText(compiled, c.buffer->id()));
-      if (c.last && HeldText(compiled, c.last->id()) != HeldText(compiled, c.buffer->id()))
-        text += Cat("; the last", HeldText(compiled, c.last->id()));
-      text += ")";
-    }
-    s.consumers.push_back({std::move(text), c.bytes * c.count});
+    if (!c.buffer) return text;
+    const plan::Kernel* k = SourceOf(c);
+    text += Cat(" (", c.buffer->slots(), c.buffer->slots() == 1 ? " slot, " : " slots, ", k ? k->name() : "",
+                !k || k->file().empty() ? "" : Cat(" at ", k->file(), ":", k->line()),
+                HeldText(compiled_, c.buffer->id()));
+    if (c.last && HeldText(compiled_, c.last->id()) != HeldText(compiled_, c.buffer->id()))
+      text += Cat("; the last", HeldText(compiled_, c.last->id()));
+    return text + ")";
   }
+
+  const Compiled& compiled_;
+  std::map<int, const plan::Kernel*> source_;  // by buffer
+  std::vector<Consumer> all_;
+};
+
+// What the kernels of a step compute, send and copy.
+void AddWork(const plan::Plan& plan, RankSummary* s) {
+  for (const plan::Actor& a : plan.actor()) {
+    s->collectives += a.has_collective();
+    for (const plan::Kernel& k : a.kernel()) {
+      s->bytes_sent += k.link_bytes() * a.acts();
+      s->flops += k.flops() * a.acts();
+      // Each byte is read on one side and written on the other.
+      if (k.category() == kHostCopies)
+        (k.name() == kFromHost ? s->bytes_from_host : s->bytes_to_host) += k.bytes() / 2 * a.acts();
+    }
+  }
+}
+
+// What the libraries of a GPU take, which is no part of the plan.
+void AddLibraries(const Session::Impl& session, const plan::Plan& plan, ConsumerTable* consumers,
+                  RankSummary* s) {
+  const MemoryBesides besides = MemoryBesidesPlan(*session.model, plan);
+  s->library_bytes = kCudaBytesBesides + besides.device;
+  s->communicator_bytes = besides.communicators;
+  if (session.retries) {
+    const MemoryBesides more = MemoryBesidesPlan(
+        *session.model, PlanOf(session.retries->compiled(), s->rank, PlanDetail::kOutline).plan);
+    s->library_bytes += DeviceBytesOfSecondPlan(more);
+    s->communicator_bytes += more.communicators;
+  }
+  for (const auto& [what, bytes] : besides.consumers) consumers->Add(what, bytes);
+}
+
+RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
+  const Compiled& compiled = session.compiled;
+  const plan::Plan& plan = made.plan;
+  RankSummary s;
+  s.rank = plan.rank();
+  s.ranks = {s.rank};
+  s.transient_bytes = ArenaBytes(plan);
+  s.host_transient_bytes = ArenaBytes(plan, "host");
+  for (const plan::Variable& v : plan.variable())
+    (IsOnHost(v) ? s.host_persistent_bytes : s.persistent_bytes) += v.bytes();
+  s.buffers = plan.buffer_size();
+  s.actors = plan.actor_size();
+  AddWork(plan, &s);
+  ConsumerTable consumers(compiled, plan);
+  if (plan.device_kind() == "cuda") {
+    AddLibraries(session, plan, &consumers, &s);
+    AddPlainCores(compiled.graph.catalog(), plan, &s);
+  }
+  s.consumers = consumers.Largest();
   const std::vector<Purpose> purposes = PurposesOf(compiled);
   s.purposes = PurposesOfRank(compiled, purposes, made);
   s.blocks = BlocksOfRank(compiled, purposes, made);

@@ -112,7 +112,7 @@ struct Average {
   // weights then count little however large `decay` is. 2/3 is the warm-up of timm and of diffusers; 1 with
   // decay = 1 is the plain mean of all weights (Izmailov et al. 2018).
   double warmup = 0;
-  int64_t from = 0;  // so many updates at first only copy the weights
+  int64_t from = 0;  // number of first updates that only copy the weights
 };
 
 // Throws Error, beginning with `who`, when the numbers of the optimizer or the schedule are invalid.

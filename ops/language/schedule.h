@@ -30,7 +30,7 @@ struct Schedule {
   // polynomial, one-cycle, warmup-stable-decay.
   int64_t total = 0;
   double final = 0;
-  int64_t every = 0;  // step: the factor is multiplied by gamma every so many steps, counted from the first
+  int64_t every = 0;  // step: number of steps after which the factor is multiplied by gamma, again and again
   double gamma = 0.1;
   double power = 1;   // polynomial
   int64_t decay = 0;  // warmup-stable-decay: steps of the fall

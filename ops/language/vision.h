@@ -18,7 +18,7 @@ struct ConvOptions {
   std::vector<int64_t> stride = {1};
   std::vector<int64_t> padding = {0};  // zeros on both sides
   std::vector<int64_t> dilation = {1};
-  int64_t groups = 1;  // channels and filters are in so many groups; a filter sees its group's channels
+  int64_t groups = 1;  // of channels and filters; a filter sees the channels of its group
 };
 // x[n h w c], filter[k r s c/groups] -> [n p q k], p = (h + 2 padding - dilation (r - 1) - 1) / stride + 1,
 // rounded down. The filter is not turned round (a cross-correlation, as in all such libraries).

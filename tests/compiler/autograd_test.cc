@@ -643,7 +643,7 @@ double Largest(const std::vector<double>& x) {
 // values.
 std::vector<std::vector<double>> GradientsOf(Written* written, std::vector<double>* sizes = nullptr) {
   const int train = written->graph.AddTrain(written->loss, {});
-  Autograd(&written->graph);
+  Autograd(&written->graph, {});
   std::map<int, int> gradients;  // by weight
   const std::vector<int>& found = written->graph.node(train).in;
   for (size_t i = 1; i + 1 < found.size(); i += 2) gradients[found[i]] = found[i + 1];

@@ -20,6 +20,7 @@
 #include "compiler/plan/lifetimes.h"
 #include "core/device/device.h"
 #include "tests/actor/plan_builder.h"
+#include "tests/oneflow_like/fullest_rank.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 // Every allocation of the process passes through here, operator new and C libraries included. Three are told
@@ -536,11 +537,7 @@ TEST(Placement, RanksAgreeOnTheOrder) {
 
 TEST(Placement, ABudgetBelowThePeakIsRefusedWithTheTable) {
   SmallGpt given{.mesh = "cpu:dp=2,tp=2", .layers = 1};
-  int64_t peak = 0;
-  {
-    GptProgram program(given);
-    for (const RankSummary& s : program.MakeTrain().Summaries()) peak = std::max(peak, s.peak_bytes);
-  }
+  const int64_t peak = FullestRank(GptProgram(given).MakeTrain());
   given.model_options.memory_budget = peak;
   GptProgram enough(given);
   EXPECT_NO_THROW(enough.MakeTrain());

@@ -279,21 +279,14 @@ void ExpectNoBitChanged(int budgets) {
         SmallGpt{.mesh = "cpu:pp=2", .micro_batches = 4, .schedule = kZeroBubble},
         SmallGpt{.mesh = "cpu:dp=2,pp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3}}) {
     given.context = 32;
-    auto losses = [&](const SmallGpt& of) {
-      GptProgram program(of);
-      Session train = program.MakeTrain();
-      std::vector<float> all;
-      for (int step = 0; step < 3; ++step) all.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
-      return all;
-    };
     SmallGpt full = given;
     full.recompute = Recompute::kFull;
     GptProgram kept(given), repeated(full);
     const int64_t most = FullestRank(kept.MakeTrain()), least = FullestRank(repeated.MakeTrain());
-    const std::vector<float> expected = losses(given);
+    const std::vector<float> expected = LossesOf(given, 3);
     for (int i = 0; i < budgets; ++i) {
       const int64_t budget = budgets == 1 ? (least + most) / 2 : least + (most - least) * i / (budgets - 1);
-      EXPECT_EQ(losses(Automatic(given, budget)), expected) << given.str() << " budget=" << budget;
+      EXPECT_EQ(LossesOf(Automatic(given, budget), 3), expected) << given.str() << " budget=" << budget;
     }
   }
 }

@@ -5,16 +5,11 @@
 #include <cstdint>
 
 #include "oneflow_like/model/variables.h"
+#include "tests/oneflow_like/fullest_rank.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {
-
-inline int64_t FullestRank(const Session& session) {
-  int64_t bytes = 0;
-  for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
-  return bytes;
-}
 
 inline double SecondsOf(const Session& session) { return session.impl()->compiled.logical.makespan; }
 

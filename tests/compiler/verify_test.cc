@@ -86,7 +86,7 @@ TEST(PlaceStages, FollowsTheFirstReader) {
       first = std::min(first, stage);
     }
     Graph graph = ParseGraph(BuiltinCatalog(), text);
-    PlaceStages(&graph);
+    PlaceStages(&graph, {});
     for (int n : graph.Order()) {
       const Node& node = graph.node(n);
       if (node.name == "c" || node.name == "d") {

@@ -182,7 +182,7 @@ TEST_F(OwnFolders, ARunThatGoesOnSaysWhatHasChanged) {
   silent(run(20, {"--schedule_steps=10"}));
   // 0.1 of 1e-3 at the end; the middle of a cosine of 30 steps behind 15 of rise.
   Says(run(30, {"--schedule_steps=40"}), 0,
-       {"the learning rate of step 20 is 0.001, and was 0.0001 in the saved run (steps of rise 20 in place "
+       {"the learning rate of step 20 is 0.001, and was 0.0001 in the saved run (warm-up steps 20 in place "
         "of 5, "
         "steps of its schedule 40 in place of 10); --schedule_steps=10 keeps its schedule"});
   silent(run(40));

@@ -13,6 +13,7 @@
 #include "oneflow_like/model/variables.h"
 #include "oneflow_like/session/cut_moves.h"
 #include "tests/error_of.h"
+#include "tests/oneflow_like/fullest_rank.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"
 
@@ -141,12 +142,6 @@ TEST(AutoCuts, AreNoSlowerThanAnnotations) {
     return train.impl()->compiled.logical.makespan;
   };
   EXPECT_LE(seconds_of(AutoCuts::kAll), 1.001 * seconds_of(AutoCuts::kNone));
-}
-
-int64_t FullestRank(const Session& session) {
-  int64_t bytes = 0;
-  for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
-  return bytes;
 }
 
 // The fullest rank with a budget, and no more than a sentence if none fits.
@@ -305,15 +300,6 @@ TEST(AutoCuts, FindsWhatFitsOverTwoAxes) {
     }
     ExpectFindsWhatFits(layers, some);
   }
-}
-
-std::vector<float> LossesOf(const SmallGpt& gpt, int steps) {
-  GptProgram program(gpt);
-  Session train = program.MakeTrain();
-  std::vector<float> losses;
-  for (int step = 0; step < steps; ++step)
-    losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
-  return losses;
 }
 
 TEST(AutoCuts, EveryMeshHasOneLossCurve) {

@@ -51,10 +51,7 @@ SmallGpt Small(const std::string& mesh) {
 }
 
 std::vector<float> Steps(GptProgram& program, Session& session, int64_t first, int64_t count) {
-  std::vector<float> losses;
-  for (int64_t step = first; step < first + count; ++step)
-    losses.push_back(session.Run(program.MakeFeeds(step)).Scalar("loss"));
-  return losses;
+  return program.Losses(session, count, first);
 }
 
 std::vector<float> GoOn(const SmallGpt& given, const std::string& folder, int64_t steps) {

@@ -179,10 +179,7 @@ std::vector<float> Losses(const SmallGpt& given, int steps, int* sent_again) {
   GptProgram program(given);
   Session train = program.MakeTrain();
   *sent_again = SentAgain(train);
-  std::vector<float> losses;
-  for (int step = 0; step < steps; ++step)
-    losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
-  return losses;
+  return program.Losses(train, steps);
 }
 
 TEST(GatherAgain, ChangesNoBit) {

@@ -17,6 +17,7 @@
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/axis_orders.h"
+#include "tests/oneflow_like/fullest_rank.h"
 
 namespace oneflow_like {
 
@@ -71,9 +72,7 @@ struct Taken {
 };
 
 Taken TakenBy(const Session& session, const Machine& machine) {
-  Taken taken{Simulate(session, machine).seconds, 0};
-  for (const RankSummary& rank : session.Summaries()) taken.bytes = std::max(taken.bytes, rank.peak_bytes);
-  return taken;
+  return {Simulate(session, machine).seconds, FullestRank(session)};
 }
 
 // The candidate with each cut of either weight, over tp, and each way of each block.

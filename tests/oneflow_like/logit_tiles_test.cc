@@ -8,6 +8,7 @@
 
 #include "oneflow_like/plan_search.h"
 #include "tests/error_of.h"
+#include "tests/oneflow_like/fullest_rank.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
@@ -31,11 +32,7 @@ struct Head {
 struct Trained {
   std::unique_ptr<Model> model;
   std::optional<Session> session;
-  int64_t peak() const {
-    int64_t bytes = 0;
-    for (const RankSummary& rank : session->Summaries()) bytes = std::max(bytes, rank.peak_bytes);
-    return bytes;
-  }
+  int64_t peak() const { return FullestRank(*session); }
   double seconds() const { return session->impl()->compiled.logical.makespan; }
   int64_t tile() const { return session->Plan().decisions.logits_tile; }
   std::set<std::string> operators() const {

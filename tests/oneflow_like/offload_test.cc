@@ -34,15 +34,6 @@ SmallGpt With(SmallGpt given, const Offload& offload) {
   return given;
 }
 
-std::vector<float> Losses(const SmallGpt& given, int steps) {
-  GptProgram program(given);
-  Session train = program.MakeTrain();
-  std::vector<float> losses;
-  for (int step = 0; step < steps; ++step)
-    losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
-  return losses;
-}
-
 int64_t HostBytes(const Session& session) {
   int64_t bytes = 0;
   for (const RankSummary& rank : session.Summaries())
@@ -81,14 +72,14 @@ TEST(Offload, ChangesNoBit) {
     given.width = 32;
     given.layers = std::max<int64_t>(given.layers, 6);
     constexpr int kSteps = 20;
-    const std::vector<float> wanted = Losses(given, kSteps);
+    const std::vector<float> wanted = LossesOf(given, kSteps);
     EXPECT_LT(wanted.back(), wanted.front());
     const auto expect_same = [&](const char* what, int prefetch, int steps) {
       Offload offload = Of(what);
       offload.prefetch = prefetch;
       const SmallGpt moved = With(given, offload);
       EXPECT_GT(HostBytes(GptProgram(moved).MakeTrain()), 0) << moved.str();
-      EXPECT_EQ(Losses(moved, steps), std::vector<float>(wanted.begin(), wanted.begin() + steps))
+      EXPECT_EQ(LossesOf(moved, steps), std::vector<float>(wanted.begin(), wanted.begin() + steps))
           << moved.str();
     };
     expect_same("activations,optimizer,weights", 1, kSteps);

@@ -22,6 +22,7 @@
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/axis_orders.h"
+#include "tests/oneflow_like/fullest_rank.h"
 
 namespace oneflow_like {
 
@@ -84,12 +85,6 @@ PlanSpace DrawSpace(std::mt19937* random, int devices, int64_t batch) {
   if (coin()) space.sequence_parallel = coin();
   if (coin()) space.virtual_stages = 1;
   return space;
-}
-
-int64_t BytesOf(const Session& session) {
-  int64_t bytes = 0;
-  for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
-  return bytes;
 }
 
 TEST(PlanSearch, CandidatesAreAllThereAre) {
@@ -262,7 +257,7 @@ int CompareWithAllThatFit(int first, int trials) {
     int64_t least = 0, of_fastest = 0;
     for (const PlanCandidate& c : CandidatesOf(space, 4)) {
       const Session session = build(c);
-      all.emplace_back(Simulate(session, machine).seconds, BytesOf(session));
+      all.emplace_back(Simulate(session, machine).seconds, FullestRank(session));
       if (all.back() == *std::min_element(all.begin(), all.end())) of_fastest = all.back().second;
       least = least == 0 ? all.back().second : std::min(least, all.back().second);
     }
@@ -309,7 +304,7 @@ void ExpectTheBestFit(int first, int trials) {
     double before = 0;
     for (const PlanTrial& t : found.best) {
       const Session session = build(t.plan);
-      EXPECT_EQ(BytesOf(session), t.bytes) << t.plan.str();
+      EXPECT_EQ(FullestRank(session), t.bytes) << t.plan.str();
       EXPECT_LE(t.bytes, memory) << t.plan.str();
       EXPECT_EQ(Simulate(session, machine).seconds, t.seconds) << t.plan.str();
       EXPECT_NEAR(t.compute + t.messages + t.bubble, t.seconds, 1e-6 * t.seconds);
@@ -448,7 +443,7 @@ TEST(PlanSearch, MemoryOfZeroBubbleIsEstimated) {
     estimator.Prepare({candidate});
     const std::vector<PlanTrial> trials = estimator.Estimate(candidate);
     ASSERT_FALSE(trials.empty()) << estimator.why_not();
-    const auto taken = static_cast<double>(BytesOf(build(candidate)));
+    const auto taken = static_cast<double>(FullestRank(build(candidate)));
     EXPECT_NEAR(static_cast<double>(trials[0].bytes), taken, 0.05 * taken) << candidate.str();
   }
 }
@@ -472,7 +467,7 @@ TEST(PlanSearch, MemoryIsEstimatedNearWhatPlansTake) {
       estimator.Prepare({candidate});
       const std::vector<PlanTrial> trials = estimator.Estimate(candidate);
       ASSERT_FALSE(trials.empty()) << estimator.why_not();
-      const auto taken = static_cast<double>(BytesOf(build(candidate)));
+      const auto taken = static_cast<double>(FullestRank(build(candidate)));
       EXPECT_NEAR(static_cast<double>(trials[0].bytes), taken, 0.2 * taken) << candidate.str();
     }
 }
@@ -538,7 +533,7 @@ TEST(PlanSearch, TriedPlansCorrectTheEstimatesOfOthers) {
   int estimated = 0;
   for (const PlanTrial& t : found.lost) {
     if (t.compiled) continue;
-    const auto taken = static_cast<double>(BytesOf(whole(t.plan)));
+    const auto taken = static_cast<double>(FullestRank(whole(t.plan)));
     EXPECT_NEAR(static_cast<double>(t.bytes), taken, 0.5 * taken) << t.plan.str();
     ++estimated;
   }
@@ -621,7 +616,7 @@ TEST(PlanSearch, ABlockWaitsOnAHostThatIsFast) {
   kept.mesh = Mesh("cuda", {{"dp", 1}, {"tp", 1}, {"pp", 1}});
   PlanCandidate least = kept;
   least.recompute = Recompute::kFull;
-  const int64_t memory = (BytesOf(build(kept)) + BytesOf(build(least))) / 2;
+  const int64_t memory = (FullestRank(build(kept)) + FullestRank(build(least))) / 2;
   const PlanSearchResult found = SearchPlans(space, machine, build, {.memory = memory});
   space.host = false;
   const PlanSearchResult here = SearchPlans(space, machine, build, {.memory = memory});
@@ -641,7 +636,7 @@ TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {
   const BuildPlan build = BuildGpt(Small(), space.batch);
   int64_t least = 0;
   for (const PlanCandidate& c : CandidatesOf(space, 4)) {
-    const int64_t bytes = BytesOf(build(c));
+    const int64_t bytes = FullestRank(build(c));
     least = least == 0 ? bytes : std::min(least, bytes);
   }
   const std::string error =

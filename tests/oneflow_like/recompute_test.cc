@@ -11,22 +11,12 @@
 #include <vector>
 
 #include "tests/error_of.h"
+#include "tests/oneflow_like/fullest_rank.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {
 namespace {
-
-std::vector<float> Losses(GptProgram* program, Session* train) {
-  std::vector<float> losses;
-  for (int step = 0; step < 3; ++step) losses.push_back(train->Run(program->MakeFeeds(step)).Scalar("loss"));
-  return losses;
-}
-std::vector<float> Losses(const SmallGpt& given) {
-  GptProgram program(given);
-  Session train = program.MakeTrain();
-  return Losses(&program, &train);
-}
 
 // Of the fullest rank, by what it is for; "" is all of it.
 std::map<std::string, int64_t> Bytes(const SmallGpt& given) {
@@ -82,10 +72,10 @@ TEST(Recomputing, ChangesNoBit) {
       {.mesh = "cpu:dp=2,tp=2", .micro_batches = 3, .zero_axis = "dp", .zero_stage = 3},
   };
   for (SmallGpt given : settings) {
-    const std::vector<float> kept = Losses(given);
+    const std::vector<float> kept = LossesOf(given, 3);
     for (Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
       given.recompute = recompute;
-      EXPECT_EQ(Losses(given), kept) << given.str();
+      EXPECT_EQ(LossesOf(given, 3), kept) << given.str();
     }
   }
 }
@@ -153,11 +143,7 @@ Session TrainWithLosses(const WithLosses& given) {
   return Train(loss, Sgd{.lr = .1}, options);
 }
 
-int64_t PeakWithLosses(const WithLosses& given) {
-  int64_t peak = 0;
-  for (const RankSummary& rank : TrainWithLosses(given).Summaries()) peak = std::max(peak, rank.peak_bytes);
-  return peak;
-}
+int64_t PeakWithLosses(const WithLosses& given) { return FullestRank(TrainWithLosses(given)); }
 
 // The gradients of layers' own losses depend on no other layer's: were copies to wait for these alone, all
 // layers would be computed again at once. Such a loss keeps two values of the size of the scores: the
@@ -228,7 +214,7 @@ TEST(Recomputing, WrongRegionsAreRefused) {
 // Of uneven lengths too; with every other way of saving memory beside it.
 TEST(SequenceParallel, FollowsOneDevice) {
   SmallGpt alone{.context = 13};
-  const std::vector<float> one = Losses(alone);
+  const std::vector<float> one = LossesOf(alone, 3);
   SmallGpt settings[] = {
       {.mesh = "cpu:tp=2", .sequence = "tp"},
       {.mesh = "cpu:tp=4", .micro_batches = 3, .sequence = "tp"},
@@ -258,7 +244,7 @@ TEST(SequenceParallel, FollowsOneDevice) {
   };
   for (SmallGpt& given : settings) {
     given.context = alone.context;
-    const std::vector<float> losses = Losses(given);
+    const std::vector<float> losses = LossesOf(given, 3);
     for (size_t step = 0; step < one.size(); ++step)
       EXPECT_NEAR(losses[step], one[step], 1e-5 * one[step]) << given.str() << " step " << step;
   }
@@ -321,7 +307,7 @@ TEST(SequenceParallel, SendsWhatTheFormulaSays) {
 // --- ZeRO ---
 
 TEST(ZeroStages, FollowOneDevice) {
-  const std::vector<float> one = Losses({});
+  const std::vector<float> one = LossesOf({}, 3);
   const SmallGpt settings[] = {
       {.mesh = "cpu:dp=2", .micro_batches = 2},
       {.mesh = "cpu:dp=3", .micro_batches = 2},
@@ -333,7 +319,7 @@ TEST(ZeroStages, FollowOneDevice) {
       given.zero_axis = "dp";
       given.zero_stage = stage;
       given.prefetch = prefetch;
-      const std::vector<float> losses = Losses(given);
+      const std::vector<float> losses = LossesOf(given, 3);
       for (size_t step = 0; step < one.size(); ++step)
         EXPECT_NEAR(losses[step], one[step], 1e-5 * one[step]) << given.str() << " step " << step;
     }
@@ -563,7 +549,7 @@ TEST(Buckets, ChangeNoBit) {
     given.bucket_bytes = 0;
     GptProgram plain(given);
     Session train = plain.MakeTrain();
-    const std::vector<float> apart = Losses(&plain, &train);
+    const std::vector<float> apart = plain.Losses(train, 3);
     const double sent = BytesSent(train);
     const int collectives = Collectives(train);
     int fewest = collectives;
@@ -571,7 +557,7 @@ TEST(Buckets, ChangeNoBit) {
       given.bucket_bytes = bytes;
       GptProgram bucketed(given);
       Session joined = bucketed.MakeTrain();
-      EXPECT_EQ(Losses(&bucketed, &joined), apart) << given.str() << " bucket " << bytes;
+      EXPECT_EQ(bucketed.Losses(joined, 3), apart) << given.str() << " bucket " << bytes;
       EXPECT_NEAR(BytesSent(joined), sent, 1e-6 * sent) << given.str() << " bucket " << bytes;
       const int now = Collectives(joined);
       EXPECT_LE(now, fewest) << given.str() << " bucket " << bytes;

@@ -75,8 +75,7 @@ Trained TrainIt(const SmallGpt& given, int steps) {
   GptProgram program(given);
   Session train = program.MakeTrain();
   Trained trained;
-  for (int step = 0; step < steps; ++step)
-    trained.losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
+  trained.losses = program.Losses(train, steps);
   Session eval = program.MakeEvaluate();
   constexpr int kBatches = 4;
   for (int i = 0; i < kBatches; ++i)

@@ -23,15 +23,7 @@ SmallGpt Cut(int cp, int sp, int tp, bool between_products) {
   return given;
 }
 
-std::vector<float> Losses(const SmallGpt& given) {
-  constexpr int kSteps = 3;
-  GptProgram program(given);
-  Session train = program.MakeTrain();
-  std::vector<float> losses;
-  for (int step = 0; step < kSteps; ++step)
-    losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
-  return losses;
-}
+std::vector<float> Losses(const SmallGpt& given) { return LossesOf(given, 3); }
 
 // Of uneven lengths too, and with what else cuts or repeats.
 TEST(SequenceAxes, FollowOneDeviceOnAllFactorisationsOfEight) {

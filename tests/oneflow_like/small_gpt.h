@@ -111,6 +111,14 @@ class GptProgram {
     return {{"tokens", tokens}, {"targets", tokens}};
   }
 
+  // Runs steps, on the batches from `first` on, and returns their losses.
+  std::vector<float> Losses(Session& session, int64_t steps, int64_t first = 0) const {
+    std::vector<float> losses;
+    for (int64_t step = first; step < first + steps; ++step)
+      losses.push_back(session.Run(MakeFeeds(step)).Scalar("loss"));
+    return losses;
+  }
+
  private:
   GptConfig Config(double dropout) const {
     GptConfig config;
@@ -130,6 +138,13 @@ class GptProgram {
   std::unique_ptr<Model> model_;
   Tensor tokens_, targets_;
 };
+
+// The losses of a new training.
+inline std::vector<float> LossesOf(const SmallGpt& given, int64_t steps) {
+  GptProgram program(given);
+  Session train = program.MakeTrain();
+  return program.Losses(train, steps);
+}
 
 // Of one step, by the rank that sends most.
 inline double BytesSent(const Session& session) {

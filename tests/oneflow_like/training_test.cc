@@ -305,8 +305,7 @@ TEST(Messages, OutputsThatTrainingGivesItself) {
       options.outputs = {{name, x}};
       const bool taken = name == std::string("loss") || (clips && name == std::string("grad_norm"));
       const std::string error = ErrorOf([&] { Train(loss, Sgd{}, options); });
-      EXPECT_EQ(error.find(Cat("the session gives an output '", name, "' of its own")) != std::string::npos,
-                taken)
+      EXPECT_EQ(error.find(Cat("the output name '", name, "' is reserved")) != std::string::npos, taken)
           << error;
       EXPECT_EQ(error.empty(), !taken) << error;
     }

@@ -218,8 +218,7 @@ TEST(CheckNan, WholeModelsRunAsWithoutIt) {
         given.model_options.check_nan = check;
         GptProgram program(given);
         Session train = program.MakeTrain();
-        for (int64_t step = 0; step < 5; ++step)
-          losses[check].push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
+        losses[check] = program.Losses(train, 5);
       }
       for (size_t i = 0; i < losses[0].size(); ++i)
         EXPECT_NEAR(losses[0][i], losses[1][i], dtype == DType::kFloat32 ? 1e-5 : 2e-2 * losses[0][i])

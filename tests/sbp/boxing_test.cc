@@ -9,7 +9,8 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <random>
+
+#include "tests/sbp/random_boxing.h"
 
 namespace oneflow_like {
 namespace {
@@ -22,32 +23,14 @@ constexpr unsigned kPlans = 600;
 constexpr unsigned kPlans = 6000;
 #endif
 
-using Random = std::mt19937;
-int Draw(Random& random, int bound) { return static_cast<int>(random() % bound); }
-
 struct Held {
   Box box;
   std::vector<float> data;
   std::vector<int> writes;
   explicit Held(Box b = {}) : box(b), data(b.elements(), NAN), writes(b.elements(), 0) {}
   Piece piece() { return {data.data(), box}; }
-  int64_t Index(const Dims& at) const {
-    int64_t index = 0;
-    for (int i = 0; i < at.rank(); ++i) index = index * box.extent[i] + at[i] - box.begin[i];
-    return index;
-  }
+  int64_t Index(const Dims& at) const { return IndexIn(box, at); }
 };
-
-void ForEach(const Box& box, const std::function<void(const Dims&)>& f) {
-  Dims at = box.begin;
-  for (int64_t n = box.elements(); n > 0; --n) {
-    f(at);
-    for (int i = at.rank() - 1; i >= 0; --i) {
-      if (++at[i] < box.begin[i] + box.extent[i]) break;
-      at[i] = box.begin[i];
-    }
-  }
-}
 
 float Fold(Reduce fold, float a, float b) {
   return fold == Reduce::kSum ? a + b : fold == Reduce::kMax ? std::max(a, b) : std::min(a, b);

@@ -50,7 +50,7 @@ struct ChunkOp {
 
 struct ChunkLimits {
   int64_t chunk_bytes = 512 << 10;
-  // Up to so many bytes of an operand every node adds up for itself where no algorithm is named.
+  // Largest operand in bytes that every node adds up for itself, if no algorithm is named.
   int64_t latency_bound_bytes = 4 << 10;
   // Acts of at most this many bytes are cut into chunks that travel with their messages (network.h).
   int64_t short_act_bytes = 4 << 20;

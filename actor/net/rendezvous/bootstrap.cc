@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <thread>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include "actor/net/rendezvous/tcp.h"
 #include "actor/net/rendezvous/wire.pb.h"
 #include "core/error.h"
+#include "core/system/text_lines.h"
 
 namespace oneflow_like {
 namespace {
@@ -183,13 +183,6 @@ FileDescriptor Given(int fd) {
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   return FileDescriptor(fd);
-}
-
-std::string FirstLine(const std::string& path) {
-  std::string line;
-  std::ifstream in(path);
-  std::getline(in, line);
-  return line;
 }
 
 }  // namespace
