@@ -359,8 +359,12 @@ OpDef ConvolutionOp(const std::string& name, const std::string& doc) {
   def.category = "convolution";
   def.flops = ConvolutionFlops;
   def.cuda_unit = [](const KernelSpec& spec) -> ComputeUnit {
-    if (!MayConvolve(ShapeOfConvolution(spec.attrs, ConvolutionArgsOf(kKind, spec))))
+    const ConvolutionShape shape = ShapeOfConvolution(spec.attrs, ConvolutionArgsOf(kKind, spec));
+    if (!MayConvolve(shape))
       return {ComputeUnit::Kind::kPlain, "a plane's extent is not that of its windows, rounded down"};
+    // cuDNN 9.19 and 9.28 advise no such engine for any card (tests/cudnn).
+    if (shape.groups > 1 && shape.in == 1 && shape.out == 1)
+      return {ComputeUnit::Kind::kPlain, "each channel is a group of its own"};
     return UnitOfProducts(spec);
   };
   def.reference = ConvolutionReference<kKind>;

@@ -5,6 +5,7 @@
 #include "ops/groups.h"
 #include "ops/language/functional.h"
 #include "ops/manifest.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 namespace {
@@ -107,9 +108,11 @@ std::function<double(const BoundRule&)> GroupedFlops(const Attrs& attrs) {
   };
 }
 
-// 16-bit operands: ops/cuda/product_tile.h.
+// 16-bit operands: ops/cuda/product_tile.h, which has no TF32.
 ComputeUnit UnitOfGrouped(const KernelSpec& spec) {
-  ComputeUnit unit = UnitOfProducts(spec);
+  KernelSpec whole = spec;
+  whole.attrs.Set(kTf32, int64_t{0});
+  ComputeUnit unit = UnitOfProducts(whole);
   if (unit.kind == ComputeUnit::Kind::kLibrary) unit.kind = ComputeUnit::Kind::kTile;
   return unit;
 }

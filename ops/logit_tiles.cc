@@ -15,6 +15,7 @@
 
 #include "core/device/scratch.h"
 #include "ops/equation.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 namespace {
@@ -163,7 +164,7 @@ struct LogitTiles::Impl {
     TileStep step;
     step.spec.name = name;
     step.spec.attrs = attrs;
-    if (spec.attrs.Has("tf32")) step.spec.attrs.Set("tf32", spec.attrs.Int("tf32"));
+    if (spec.attrs.Has(kTf32)) step.spec.attrs.Set(kTf32, spec.attrs.Int(kTf32));
     step.spec.node = spec.node;
     step.spec.line = spec.line;
     step.spec.threads = spec.threads;

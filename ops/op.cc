@@ -12,6 +12,7 @@
 #include "ops/language/calls.h"
 #include "ops/language/numbers.h"
 #include "ops/manifest.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 
@@ -67,6 +68,7 @@ ComputeUnit UnitOfProducts(const KernelSpec& spec) {
   for (const TensorArg& in : spec.in)
     if (IsFloating(in.dtype) && SizeOf(in.dtype) < SizeOf(DType::kFloat32))
       return {ComputeUnit::Kind::kLibrary};
+  if (MayRoundToTf32(spec.attrs)) return {ComputeUnit::Kind::kLibrary};
   return {ComputeUnit::Kind::kPlain, "its operands are f32"};
 }
 

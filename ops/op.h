@@ -150,7 +150,7 @@ class Catalog {
   std::unordered_map<std::string, OpDef> ops_;
 };
 
-// OpDef::cuda_unit of products: a library's tensor cores, for operands in 16 bits.
+// OpDef::cuda_unit of products: a library's tensor cores, for operands in 16 bits or rounded to TF32.
 ComputeUnit UnitOfProducts(const KernelSpec& spec);
 // OpDef::cuda_unit of operators that have no kernel on tensor cores.
 inline ComputeUnit OnPlainCores(const KernelSpec&) {

@@ -204,7 +204,7 @@ void AddScan(Catalog* catalog) {
   def.keep = "keep";
   def.category = "loop";
   def.flops_of = FlopsOf;
-  def.cuda_unit = UnitOfProducts;  // of its body, whose kernels it runs
+  def.cuda_unit = UnitOfProducts;  // of its body, whose kernels it runs; none of these rounds to TF32
   def.composed = [](const KernelSpec& spec, const InnerKernels& kernels) -> std::unique_ptr<Kernel> {
     return std::make_unique<HostLoop>(spec, kernels);
   };

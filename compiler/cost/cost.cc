@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "ops/tf32.h"
+
 namespace oneflow_like {
 
-double SecondsOf(const Machine& machine, const Work& work, DType dtype) {
+double SecondsOf(const Machine& machine, const Work& work, DType dtype, bool tf32) {
   // Each byte is read on one side and written on the other.
   if (work.kind == Work::Kind::kHostCopy)
     return machine.host.latency + work.bytes / 2 / machine.host.bandwidth;
@@ -15,13 +17,17 @@ double SecondsOf(const Machine& machine, const Work& work, DType dtype) {
     const double extent = flops / 2 / std::max(1.0, work.largest);
     flops *= (1 + e.half_extent / extent) / (work.kind == Work::Kind::kAttention ? e.attention : e.product);
   }
-  return flops / machine.FlopsOf(dtype) + work.bytes / machine.topology.memory_bandwidth;
+  return flops / machine.FlopsOf(dtype, tf32) + work.bytes / machine.topology.memory_bandwidth;
 }
 
 DType RateType(const Graph& graph, const Node& node) {
   DType type = DType::kFloat32;
   for (int v : node.in) type = NarrowerFloat(type, graph.value(v).dtype);
   return type;
+}
+
+double SecondsOf(const Machine& machine, const Work& work, const Graph& graph, const Node& node) {
+  return SecondsOf(machine, work, RateType(graph, node), MayRoundToTf32(node.attrs));
 }
 
 int ActsOf(const Graph& graph, const Node& node) {
@@ -200,7 +206,7 @@ double CostModel::Seconds(int n) {
   if (IsEnd(node)) return 0;
   if (IsCollective(node)) return Boxing(n).seconds / ActsOf(graph_, node);
   Work work = WorkAt(n, std::vector<int>(1 + graph_.mesh().rank(), 0));
-  return SecondsOf(machine_, work, RateType(graph_, node)) + machine_.overhead;
+  return SecondsOf(machine_, work, graph_, node) + machine_.overhead;
 }
 
 BoxingCost CostModel::Boxing(int n) const {

@@ -51,12 +51,14 @@ class LocalWork {
 };
 
 // Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and
-// bytes and the memory's bandwidth.
-double SecondsOf(const Machine& machine, const Work& work, DType dtype);
+// bytes and the memory's bandwidth. `tf32`: operands in fp32 are rounded to TF32.
+double SecondsOf(const Machine& machine, const Work& work, DType dtype, bool tf32 = false);
 // The floating type with fewer bytes; `a` where `b` is none.
 inline DType NarrowerFloat(DType a, DType b) { return IsFloating(b) && SizeOf(b) < SizeOf(a) ? b : a; }
 // The type that determines a node's rate: the narrowest floating one among its operands.
 DType RateType(const Graph& graph, const Node& node);
+// Estimated seconds of a piece of this node's work, at the rate of its operands.
+double SecondsOf(const Machine& machine, const Work& work, const Graph& graph, const Node& node);
 
 // The number of a node's acts in a step.
 int ActsOf(const Graph& graph, const Node& node);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/plan/plan_values.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 namespace {
@@ -12,6 +13,12 @@ double Elements(const plan::Operand& operand) {
   if (operand.box_size() > 0)
     for (int64_t extent : operand.box(0).extent()) elements *= static_cast<double>(extent);
   return elements;
+}
+
+bool MayRoundToTf32(const plan::Kernel& kernel) {
+  for (const plan::Attr& attr : kernel.attr())
+    if (attr.name() == kTf32) return attr.i() != 0;
+  return false;
 }
 
 // The measurement has the passage through memory in it. Links are busy in the proportion that was estimated.
@@ -80,7 +87,7 @@ Work WorkOf(const plan::Kernel& kernel) {
 }
 
 double SecondsOf(const Machine& machine, const plan::Kernel& kernel) {
-  return SecondsOf(machine, WorkOf(kernel), RateType(kernel)) + machine.overhead;
+  return SecondsOf(machine, WorkOf(kernel), RateType(kernel), MayRoundToTf32(kernel)) + machine.overhead;
 }
 
 HostWork HostWorkOf(const plan::Kernel& kernel, const KernelRegistry& kernels, double near_bytes) {
@@ -119,7 +126,10 @@ std::optional<ThreadSeconds> MeasuredSeconds(const Machine& machine, const HostW
 ThreadSeconds SecondsOnThreads(const Machine& machine, const plan::Kernel& kernel,
                                const KernelRegistry& kernels, int threads) {
   const HostWork of = HostWorkOf(kernel, kernels, machine.NearBytes(threads));
-  if (const std::optional<ThreadSeconds> measured = MeasuredSeconds(machine, of, threads)) return *measured;
+  // A device's lines for fp32 are of kernels that do not round to TF32.
+  const bool other = threads == 0 && MayRoundToTf32(kernel);
+  const auto measured = other ? std::nullopt : MeasuredSeconds(machine, of, threads);
+  if (measured) return *measured;
   const double estimated = SecondsOf(machine, kernel);
   return {estimated, estimated};
 }

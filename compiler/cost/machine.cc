@@ -2,7 +2,10 @@
 
 namespace oneflow_like {
 
-double Machine::FlopsOf(DType dtype) const { return SizeOf(dtype) < 4 ? narrow_flops : flops; }
+double Machine::FlopsOf(DType dtype, bool tf32) const {
+  if (SizeOf(dtype) < 4) return narrow_flops;
+  return tf32 && dtype == DType::kFloat32 && tf32_flops > 0 ? tf32_flops : flops;
+}
 
 Machine MachineOf(const Mesh& mesh) {
   if (mesh.kind() != "cuda") {
@@ -16,6 +19,7 @@ Machine MachineOf(const Mesh& mesh) {
                         {.devices = 0, .latency = 2e-5, .bandwidth = 4e10}};
   gpu.topology.memory_bandwidth = 2e12;
   gpu.flops = 5e13;
+  gpu.tf32_flops = 1.5e14;
   gpu.narrow_flops = 3e14;
   gpu.overhead = 2e-6;
   return gpu;

@@ -36,6 +36,7 @@ struct Machine {
   std::vector<int> nodes;
   std::vector<bool> shared;    // by level of its links: LinkLevels
   double flops = 5e10;         // per second and device, of products in fp32
+  double tf32_flops = 0;       // of those whose operands are rounded to TF32; 0: unknown, as in fp32
   double narrow_flops = 5e10;  // of products in bf16 or f16
   double overhead = 1e-7;      // additional seconds of every kernel
   Efficiency efficiency;
@@ -54,7 +55,8 @@ struct Machine {
   double process_work = 1;  // how many times as long kernels take where several processes share a mesh
   double cache_bytes = 0;   // that a core has for itself; 0: unknown
 
-  double FlopsOf(DType dtype) const;
+  // Per second, of products with operands of this type; `tf32`: those in fp32 are rounded to TF32.
+  double FlopsOf(DType dtype, bool tf32 = false) const;
   // Bytes that a kernel on `kernel_threads` threads may find in caches, or 0. Another kernel has just written
   // them: both pass through the cache, so half of the cache is left for either.
   double NearBytes(int kernel_threads) const { return cache_bytes / 2 * kernel_threads; }

@@ -24,6 +24,7 @@
 #include "compiler/passes/passes.h"
 #include "ops/equation.h"
 #include "ops/fused.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 
@@ -144,7 +145,7 @@ Node Begin(const Graph& graph, int n, const std::string& op, const std::string& 
   node.op = op;
   node.why = why;
   node.attrs = {{"equation", EquationOf(graph, n).str()}};
-  if (graph.node(n).attrs.Has("tf32")) node.attrs.Set("tf32", graph.node(n).attrs.Int("tf32"));
+  if (graph.node(n).attrs.Has(kTf32)) node.attrs.Set(kTf32, graph.node(n).attrs.Int(kTf32));
   node.out.clear();
   return node;
 }

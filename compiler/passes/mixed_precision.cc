@@ -10,6 +10,7 @@
 #include <map>
 
 #include "compiler/passes/passes.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 
@@ -290,15 +291,33 @@ class Narrower {
   std::map<int, std::vector<int>> casts_of_;    // by node, the casts of its outputs
 };
 
-// For what mixed precision would narrow but reads fp32: the kernels of products and convolutions look at the
-// attribute. Routers, Fourier transforms and gradients of solves ("wide") stay in whole fp32.
+// Whether rounding its operands takes a node from a GPU's plain cores to its tensor cores: not those whose
+// kernels have no TF32 (attention, products by expert) or that no library takes.
+bool TakesTf32(const Graph& graph, const Node& node, const OpDef& def) {
+  if (!def.cuda_unit || node.in.empty() || graph.value(node.in[0]).dtype != DType::kFloat32) return false;
+  KernelSpec spec{.name = node.op, .attrs = node.attrs};
+  for (auto [values, args] : {std::pair(&node.in, &spec.in), std::pair(&node.out, &spec.out)})
+    for (int v : *values) {
+      const Value& value = graph.value(v);
+      args->push_back({.dtype = value.dtype,
+                       .global = value.shape,
+                       .begin = Box::Whole(value.shape).begin,
+                       .extent = value.shape});
+    }
+  if (def.cuda_unit(spec).kind != ComputeUnit::Kind::kPlain) return false;
+  spec.attrs.Set(kTf32, int64_t{1});
+  return def.cuda_unit(spec).kind != ComputeUnit::Kind::kPlain;
+}
+
+// For what mixed precision would narrow but reads fp32. Routers, Fourier transforms and gradients of solves
+// ("wide") stay in whole fp32.
 void AllowTf32(Graph* graph) {
   for (int n : graph->Order()) {
     Node& node = graph->node(n);
     const OpDef* def = graph->catalog().Find(node.op);
-    if (def && def->precision == Precision::kNarrow && !node.attrs.Has("wide") && !node.in.empty() &&
-        graph->value(node.in[0]).dtype == DType::kFloat32)
-      node.attrs.Set("tf32", int64_t{1});
+    if (def && def->precision == Precision::kNarrow && !node.attrs.Has("wide") &&
+        TakesTf32(*graph, node, *def))
+      node.attrs.Set(kTf32, int64_t{1});
   }
 }
 

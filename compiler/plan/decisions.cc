@@ -191,6 +191,8 @@ void ParseLine(std::string_view line, SavedPlan* plan) {
     plan->model = rest;
   else if (what == "machine")
     plan->machine = rest;
+  else if (what == "tf32")
+    plan->tf32 = ParseOn(what, rest);
   else if (what == "mesh")
     d.mesh = Mesh::Parse(std::string(rest));
   else if (what == "micro_batches")
@@ -263,7 +265,8 @@ std::string ToText(const SavedPlan& plan) {
           Name(d.recompute), d.offload.any() ? "\noffload " + OffloadText(d.offload) : "",
           "\nsequence_parallel ", d.sequence_parallel ? 1 : 0, "\n");
   // Older plans have none of these lines.
-  for (const auto& [name, on] : {std::pair{"context_parallel", d.context_parallel},
+  for (const auto& [name, on] : {std::pair{"tf32", plan.tf32},
+                                 {"context_parallel", d.context_parallel},
                                  {"ulysses", d.ulysses},
                                  {"exact_groups", d.exact_groups}})
     if (on) text += Cat(name, " 1\n");

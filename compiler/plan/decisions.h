@@ -69,6 +69,7 @@ struct SavedPlan {
   Decisions decisions;
   std::string model;    // Model::WeightsMark
   std::string machine;  // MachineText: what is assumed of devices and links
+  bool tf32 = false;    // products in fp32 took the time of those that round to TF32
   // The numbers of the lines that were read, for messages. The key is the line's first word ("zero"), and its
   // name, too, if a plan has several such lines ("weight block0/mlp/up").
   std::map<std::string, int> lines = {};

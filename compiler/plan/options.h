@@ -49,7 +49,7 @@ struct Request {
   std::string name = "train";
   uint64_t seed = 1;
   DType dtype = DType::kFloat32;  // of matrix products and activations: mixed precision unless fp32
-  bool tf32 = false;  // products and convolutions that stay in fp32 may round their operands on GPUs
+  bool tf32 = false;  // products and convolutions in fp32 round to TF32; only where there are GPUs
   Roles roles;
   std::optional<Training> training;  // of a graph with a train node
   bool fuse = true;                  // operators into one kernel; false: each has its own

@@ -283,7 +283,7 @@ double AxisChoices::Own(int n, const Choice& c) {
   LocalWork& piece = nodes_.pieces[n];
   if (Cuts(c)) piece.Cut(c.in, c.out, parts_, 0);
   double acts = entry_ == 0 && EachAct(c) ? parts_ : nodes_.acts[n];
-  double seconds = acts * SecondsOf(machine_, piece.work(), RateType(graph_, node));
+  double seconds = acts * SecondsOf(machine_, piece.work(), graph_, node);
   if (c.expanded) seconds += Expansion(piece, acts);
   piece.Undo();
   return seconds;

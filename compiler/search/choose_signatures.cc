@@ -17,6 +17,7 @@
 
 #include "compiler/search/axis_choices.h"
 #include "compiler/search/boxing_prices.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 
@@ -368,8 +369,8 @@ void Expand(Graph* graph, int id) {
   graph->SetOrigin(nullptr);
   for (int n = first_new; n < graph->num_nodes(); ++n) {
     graph->node(n).placed = node.placed;
-    if (node.attrs.Has("tf32") && graph->catalog().Get(graph->node(n).op).precision == Precision::kNarrow)
-      graph->node(n).attrs.Set("tf32", node.attrs.Int("tf32"));
+    if (node.attrs.Has(kTf32) && graph->catalog().Get(graph->node(n).op).precision == Precision::kNarrow)
+      graph->node(n).attrs.Set(kTf32, node.attrs.Int(kTf32));
     graph->node(n).why = kExpansionOf + graph->Describe(id);
   }
   for (size_t o = 0; o < node.out.size(); ++o)

@@ -42,7 +42,7 @@ double ProductSeconds(const Graph& graph, const Machine& machine, const ChunkedP
   touch(node.out[0], graph.value(node.out[0]).sbp, parts);
   for (size_t i = 0; i < node.in.size(); ++i)
     touch(node.in[i], node.want[i], product.rows.in[i] < 0 ? 1 : parts);
-  return SecondsOf(machine, work, RateType(graph, node)) + machine.overhead;
+  return SecondsOf(machine, work, graph, node) + machine.overhead;
 }
 
 // Of the copies that cutting into chunks and joining them takes.

@@ -55,8 +55,7 @@ std::vector<int64_t> CutLayers(const std::vector<double>& seconds, double before
 double SecondsWhole(const Graph& graph, int n, const Machine& machine) {
   const Node& node = graph.node(n);
   if (node.kind != NodeKind::kOperator) return 0;
-  return SecondsOf(machine, LocalWork(graph, n, graph.RuleOf(n)).work(), RateType(graph, node)) +
-         machine.overhead;
+  return SecondsOf(machine, LocalWork(graph, n, graph.RuleOf(n)).work(), graph, node) + machine.overhead;
 }
 
 }  // namespace oneflow_like

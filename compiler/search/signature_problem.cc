@@ -156,7 +156,7 @@ double SignatureProblem::SecondsOfPart(int n, const Part& part, const std::vecto
   for (size_t a = 0; a < axes.size(); ++a)
     if (const Choice& c = *part.along[a]; Axis::Cuts(c)) piece.Cut(c.in, c.out, sizes[axes[a].entry()], 0);
   const double acts = nodes_.acts[n];
-  double seconds = acts * SecondsOf(options_.machine, piece.work(), RateType(graph_, graph_.node(n)));
+  double seconds = acts * SecondsOf(options_.machine, piece.work(), graph_, graph_.node(n));
   for (size_t a = 0; a < axes.size(); ++a)
     if (part.along[a]->expanded) seconds += axes[a].ExpansionOf(piece, acts);
   piece.Undo();
@@ -409,8 +409,7 @@ double SecondsOfSignatures(const Graph& graph, const CompileOptions& options) {
   double sum = 0;
   for (int n : graph.Order()) {
     const Node& node = graph.node(n);
-    if (!IsEnd(node))
-      sum += ActsOf(graph, node) * SecondsOf(machine, model.WorkAt(n, first), RateType(graph, node));
+    if (!IsEnd(node)) sum += ActsOf(graph, node) * SecondsOf(machine, model.WorkAt(n, first), graph, node);
     for (int v : node.out) {
       const Value& value = graph.value(v);
       std::set<std::pair<Slice, NdSbp>> wanted;

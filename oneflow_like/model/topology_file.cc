@@ -63,11 +63,12 @@ class TopologyFile {
     Efficiency& e = machine_.efficiency;
     const std::map<std::string, double*> numbers = {
         {"memory_bytes", &machine_.memory_bytes}, {"memory_bandwidth", &machine_.topology.memory_bandwidth},
-        {"flops_fp32", &machine_.flops},          {"flops_16bit", &machine_.narrow_flops},
-        {"overhead", &machine_.overhead},         {"product_efficiency", &e.product},
-        {"attention_efficiency", &e.attention},   {"half_extent", &e.half_extent},
-        {"message", &machine_.message},           {"process_message", &machine_.process_message},
-        {"process_work", &machine_.process_work}, {"cache_bytes", &machine_.cache_bytes}};
+        {"flops_fp32", &machine_.flops},          {"flops_tf32", &machine_.tf32_flops},
+        {"flops_16bit", &machine_.narrow_flops},  {"overhead", &machine_.overhead},
+        {"product_efficiency", &e.product},       {"attention_efficiency", &e.attention},
+        {"half_extent", &e.half_extent},          {"message", &machine_.message},
+        {"process_work", &machine_.process_work}, {"process_message", &machine_.process_message},
+        {"cache_bytes", &machine_.cache_bytes}};
     if (key == "device") {
       if (!(words_ >> machine_.name)) Refuse("device has no name");
     } else if (key == "threads") {
@@ -243,6 +244,9 @@ class TopologyFile {
   void Check() const {
     for (const char* key : {"memory_bandwidth", "flops_fp32", "flops_16bit"})
       if (known_.count(key) == 0) Fail("topology file '", path_, "' does not say ", key);
+    if (machine_.threads > 0 && machine_.tf32_flops > 0)
+      Fail("topology file '", path_, "' describes a host of ", machine_.threads,
+           " cores, which do not round to TF32; leave out flops_tf32");
     if (machine_.topology.links.empty())
       Fail("topology file '", path_, "' has no level, which says what joins its devices");
     for (const MeasuredKernel& kernel : machine_.kernels) {
@@ -279,6 +283,7 @@ std::string TopologyText(const Machine& machine) {
   if (machine.memory_bytes > 0) fact("memory_bytes", machine.memory_bytes);
   fact("memory_bandwidth", machine.topology.memory_bandwidth);
   fact("flops_fp32", machine.flops);
+  if (machine.tf32_flops > 0) fact("flops_tf32", machine.tf32_flops);
   fact("flops_16bit", machine.narrow_flops);
   fact("overhead", machine.overhead);
   fact("product_efficiency", machine.efficiency.product);

@@ -364,6 +364,14 @@ void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const st
       given.where.c_str(), OnOneLine(differs).c_str());
 }
 
+void TellOtherRate(const Launcher& launcher, const GivenPlan& given, bool tf32) {
+  if (given.text.tf32 == tf32) return;
+  launcher.Print(
+      "%s was decided %s --tf32 and this run is %s it: products take other times, so another plan may be "
+      "faster\n",
+      given.where.c_str(), tf32 ? "without" : "with", tf32 ? "with" : "without");
+}
+
 void SavePlan(const Launcher& launcher, const std::string& text) {
   if (training_flags().save_plan.empty() || !launcher.main_process()) return;
   std::ofstream file(training_flags().save_plan);

@@ -39,6 +39,9 @@ void RequirePlanFits(const GivenPlan& plan, const Model& model);
 // Prints in what the machine that the plan was made for differs from this one (SavedPlan::machine), if it
 // does.
 void TellOtherMachine(const Launcher& launcher, const GivenPlan& plan, const std::string& here);
+// Prints that the plan was made with --tf32 and this run is without it (`tf32`: RoundsToTf32), or the other
+// way round, if so.
+void TellOtherRate(const Launcher& launcher, const GivenPlan& plan, bool tf32);
 
 // Writes the file of --save_plan on the main process. Throws Error if it cannot be written.
 void SavePlan(const Launcher& launcher, const std::string& text);

@@ -21,6 +21,7 @@
 #include "oneflow_like/program/resumed.h"
 #include "oneflow_like/session/agreement_text.h"
 #include "oneflow_like/session/asked.h"
+#include "oneflow_like/session/plain_cores.h"
 
 namespace oneflow_like {
 namespace {
@@ -371,12 +372,15 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
   if (given) {
     RequirePlanFits(*given, model);
     TellOtherMachine(launcher, *given, MachineText(MachineOf(*model.impl())));
+    TellOtherRate(launcher, *given, RoundsToTf32(*model.impl(), program.train.dtype));
   }
   Session train = OfPlan(given, [&] { return Train(loss, program.optimizer, program.train); });
   const std::string text = PlanText(train, plan ? plan->sequence_parallel : IsOn("sequence_parallel"));
   if (plan || SearchesForPlan()) program.state[kPlanState] = PlanState(text);
   SavePlan(launcher, text);
   for (const std::string& sentence : train.AxisWarnings()) launcher.Print("warning: %s\n", sentence.c_str());
+  if (const std::string unused = UnusedTf32(train); !unused.empty())
+    launcher.Print("warning: %s\n", unused.c_str());
   launcher.Print("%s", model.CutsText().c_str());
   if (launcher.explain()) launcher.Print("%s", model.CutReasons().c_str());
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());

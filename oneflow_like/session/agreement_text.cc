@@ -13,6 +13,7 @@ std::string MachineText(const Machine& machine) {
   std::string text = Cat(machine.flops, " and ", machine.narrow_flops, " flops/s, memory ",
                          machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead,
                          " s, efficiency ", e.product, " and ", e.attention, ", half at ", e.half_extent);
+  if (machine.tf32_flops > 0) text += Cat(", ", machine.tf32_flops, " flops/s in TF32");
   const std::vector<Topology::Link>& links = machine.topology.links;
   for (size_t l = 0; l < links.size(); ++l)
     text += Cat(", ", links[l].devices, " devices by ", links[l].bandwidth, " bytes/s in ", links[l].latency,

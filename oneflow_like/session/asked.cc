@@ -252,6 +252,12 @@ Machine MachineOf(const ModelImpl& model) {
   return machine;
 }
 
+bool RoundsToTf32(const ModelImpl& model, DType dtype) {
+  const std::vector<std::string> kinds = model.mesh.kinds();
+  const bool gpus = std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end();
+  return model.options.tf32 && gpus && dtype == DType::kFloat32;
+}
+
 CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, const Graph& graph) {
   const ModelImpl& model = asked.model();
   const SessionOptions& options = asked.options;
@@ -259,7 +265,7 @@ CompileOptions CompileOptionsOf(const Asked& asked, const Decisions& decisions, 
   c.asked.name = options.name;
   c.asked.seed = model.options.seed;
   c.asked.dtype = options.dtype;
-  c.asked.tf32 = model.options.tf32;
+  c.asked.tf32 = RoundsToTf32(model, options.dtype);
   c.asked.roles = {BatchAxes(graph, options), model.mesh.FindAxes(options.parallel.tensor),
                    model.mesh.FindAxes(options.parallel.context)};
   c.asked.training = asked.training;

@@ -40,6 +40,9 @@ Graph GraphOf(const Asked& asked, const Decisions& decisions);
 int64_t PartsOfTokens(const Asked& asked, const Graph& graph);
 // What is assumed of the devices of a model's sessions, and of the links between them.
 Machine MachineOf(const ModelImpl& model);
+// Whether products in fp32 round to TF32: if that was asked for (ModelOptions::tf32), on GPUs, and not where
+// a session's products are in 16 bits.
+bool RoundsToTf32(const ModelImpl& model, DType dtype);
 // Gives the outermost level of links the bandwidth of ModelOptions::link. With a job that level joins hosts,
 // which share `devices` equally.
 void SetLink(const ModelOptions& options, int devices, Topology* topology);

@@ -4,7 +4,10 @@
 #include <map>
 
 #include "core/plan/plan_values.h"
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 namespace {
@@ -52,6 +55,19 @@ std::string PlainCoresWarning(const std::vector<RankSummary>& summaries) {
   if (all.size() > kNamed) who += Cat("; the rest by ", all.size() - kNamed, " more");
   return Cat("rank ", worst->rank, " does ", PercentText(worst->plain_flops, worst->flops),
              " of its operations on plain cores, far slower than on tensor cores: ", who);
+}
+
+std::string UnusedTf32(const Session& session) {
+  const Session::Impl& impl = *session.impl();
+  if (!impl.model->options.tf32) return "";
+  const Graph& graph = impl.compiled.graph;
+  for (int n : graph.Order())
+    if (MayRoundToTf32(graph.node(n).attrs)) return "";
+  if (impl.options.dtype != DType::kFloat32)
+    return Cat("--tf32 changes nothing: products and convolutions are in ", Name(impl.options.dtype));
+  if (!impl.compiled.options.asked.tf32)
+    return Cat("--tf32 changes nothing on ", graph.mesh().str(), ": only GPUs round to TF32");
+  return "--tf32 changes nothing: the model has no product or convolution in fp32 that may be rounded";
 }
 
 }  // namespace oneflow_like

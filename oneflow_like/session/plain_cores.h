@@ -20,5 +20,7 @@ std::string PlainCoresText(double plain_flops, double flops);
 // Of the rank with the largest share: who has most of its operations there, with line, share and reason.
 // Empty if no rank has more than a hundredth there.
 std::string PlainCoresWarning(const std::vector<RankSummary>& summaries);
+// Why ModelOptions::tf32 changes nothing in this session; empty if it does, or was not asked for.
+std::string UnusedTf32(const Session& session);
 
 }  // namespace oneflow_like

@@ -466,7 +466,7 @@ void Session::Close() {
 
 SavedPlan Session::Plan() const {
   return {impl_->compiled.options.decided, MarkOf(*impl_->model),
-          MachineText(impl_->compiled.options.machine)};
+          MachineText(impl_->compiled.options.machine), impl_->compiled.options.asked.tf32};
 }
 
 int64_t Session::next_step() const { return impl_ ? impl_->model->steps[impl_->options.name].next : 0; }

@@ -163,6 +163,7 @@ class DeviceCalibration {
     const Ceilings ceilings = MeasureCeilings(card_.get(), quick(), timing());
     machine.topology.memory_bandwidth = Rounded(ceilings.copy);
     machine.flops = ceilings.f32;
+    machine.tf32_flops = Rounded(ceilings.tf32);
     machine.narrow_flops = std::max(ceilings.bf16, ceilings.f16);
     machine.overhead = Rounded(std::max(ceilings.launch, 0.0));
     const HostCopies host = MeasureHostCopies(card_.get(), quick());

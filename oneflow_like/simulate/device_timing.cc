@@ -9,6 +9,7 @@
 #include "oneflow_like/simulate/kernel_fit.h"
 #include "ops/op.h"
 #include "ops/routes.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like {
 namespace {
@@ -170,9 +171,10 @@ double SecondsEach(DeviceStream* stream, const TimingOptions& options, F&& enque
 }
 
 // One large product through the kernel of matmul.
-double ProductRate(MeasuredDevice* on, DType dtype, int64_t n, const TimingOptions& options) {
+double ProductRate(MeasuredDevice* on, DType dtype, bool tf32, int64_t n, const TimingOptions& options) {
   KernelSpec spec;
   spec.name = spec.node = "matmul";
+  if (tf32) spec.attrs.Set(kTf32, int64_t{1});
   const Dims square{n, n};
   const TensorArg arg{nullptr, dtype, square, {0, 0}, square};
   spec.in = {arg, arg};
@@ -301,9 +303,13 @@ Ceilings MeasureCeilings(MeasuredDevice* on, bool small, const TimingOptions& op
   Ceilings ceilings;
   ceilings.copy = CopyRate(on, small ? 1 << 12 : int64_t{1} << 28, options);  // elements of 4 bytes: 1 GiB
   for (int64_t n : small ? std::vector<int64_t>{16} : std::vector<int64_t>{4096, 8192}) {
-    ceilings.bf16 = std::max(ceilings.bf16, ProductRate(on, DType::kBFloat16, n, options));
-    ceilings.f16 = std::max(ceilings.f16, ProductRate(on, DType::kFloat16, n, options));
-    ceilings.f32 = std::max(ceilings.f32, ProductRate(on, DType::kFloat32, n, options));
+    const auto measure = [&](DType dtype, bool tf32, double* best) {
+      *best = std::max(*best, ProductRate(on, dtype, tf32, n, options));
+    };
+    measure(DType::kBFloat16, false, &ceilings.bf16);
+    measure(DType::kFloat16, false, &ceilings.f16);
+    measure(DType::kFloat32, false, &ceilings.f32);
+    measure(DType::kFloat32, true, &ceilings.tf32);
   }
   ceilings.launch = LaunchSeconds(on, options);
   return ceilings;

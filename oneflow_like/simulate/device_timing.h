@@ -51,6 +51,7 @@ Timing TimeKernel(MeasuredDevice* on, const KernelSpec& spec, int64_t scratch_by
 struct Ceilings {
   double copy = 0;                    // bytes/s, read and written, of a copy of 1 GiB
   double bf16 = 0, f16 = 0, f32 = 0;  // flop/s of the best large square product
+  double tf32 = 0;                    // the same, of operands in fp32 that are rounded to TF32
   double launch = 0;                  // seconds of a kernel with hardly any work
   double Product(DType dtype) const {
     return dtype == DType::kBFloat16 ? bf16 : dtype == DType::kFloat16 ? f16 : f32;

@@ -357,7 +357,7 @@ Simulated Simulate(const Session& session, const Machine& machine, const Simulat
     stage.memory = std::move(summary);
     AddStage(std::move(stage), &result.stages);
   }
-  const double peak = machine.FlopsOf(impl.options.dtype) * world;
+  const double peak = machine.FlopsOf(impl.options.dtype, compiled.options.asked.tf32) * world;
   result.mfu = result.seconds > 0 ? result.model_flops / result.seconds / peak : 0;
   return result;
 }

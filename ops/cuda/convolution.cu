@@ -21,6 +21,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/library_use.h"
 #include "ops/cuda/operand.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like::cuda {
 namespace {

@@ -101,9 +101,6 @@ struct GemmLibrary {
 };
 GemmLibrary DescribeGemmLibrary();
 
-// Whether this product or convolution may round operands in fp32 to tf32 (10 bits of mantissa).
-inline bool MayRoundToTf32(const Attrs& attrs) { return attrs.Int("tf32", 0) != 0; }
-
 // Logs, once for each `kind` of product, that the library refuses it, why, and the alternative used: a
 // correct but slower computation must not go unnoticed.
 void SayRefused(const std::string& kind, const std::string& instead, const Status& why);

@@ -11,6 +11,7 @@
 #include "ops/cuda/move.h"
 #include "ops/cuda/products_together.h"
 #include "ops/fused.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -150,7 +151,7 @@ class LinearKernel : public ProductKernel {
   }
 
   void MakeSteps() {
-    Attrs product = {{"equation", spec_.attrs.Str("equation")}, {"tf32", int64_t{types_.tf32}}};
+    Attrs product = {{"equation", spec_.attrs.Str("equation")}, {kTf32, int64_t{types_.tf32}}};
     switch (epilogue_) {
       case Epilogue::kGeluGrad:
         AddStep("einsum", product, {0, 1}, {kOutput});

@@ -8,6 +8,7 @@
 #include "ops/cuda/library_use.h"
 #include "ops/cuda/move.h"
 #include "ops/cuda/products_together.h"
+#include "ops/tf32.h"
 
 namespace oneflow_like::cuda {
 namespace {

@@ -17,7 +17,7 @@ class Draw {
   explicit Draw(uint32_t seed) : random_(seed) {}
 
   SavedPlan Plan() {
-    SavedPlan plan{.model = Name(), .machine = Name()};
+    SavedPlan plan{.model = Name(), .machine = Name(), .tf32 = Below(2) == 1};
     Decisions& d = plan.decisions;
     const std::array meshes = {"cpu:dp=2,tp=4,pp=1", "cuda:pp=2,dp=8", "cpu+cuda:pp=2,tp=2", "cpu"};
     d.mesh = Mesh::Parse(meshes[Below(4)]);
@@ -112,6 +112,7 @@ TEST(Decisions, ReadBackAsTheyWere) {
     ASSERT_EQ(back.decisions, plan.decisions) << "seed " << seed << "\n" << text;
     ASSERT_EQ(back.model, plan.model);
     ASSERT_EQ(back.machine, plan.machine);
+    ASSERT_EQ(back.tf32, plan.tf32);
     ASSERT_EQ(ToText(back), text);
   }
 }
@@ -134,6 +135,7 @@ TEST(Decisions, BrokenTextIsRefusedOrReadsBack) {
 TEST(Decisions, WhatAnOlderPlanLacksIsLeftOpen) {
   SavedPlan plan{.decisions = {.mesh = Mesh::Parse("cpu:dp=2")}, .model = "m", .machine = "n"};
   const std::string old = ToText(plan);
+  ASSERT_EQ(old.find("tf32"), std::string::npos) << old;
   plan.decisions.reduce_dtype = DType::kBFloat16;
   plan.decisions.overlap = {.chunks = 2};
   plan.decisions.bucket = 0;

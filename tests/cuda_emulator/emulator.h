@@ -54,6 +54,8 @@ void SetOrder(Order order);
 void SetDelays(int longest_delay_us, uint64_t seed);
 // Each copy from one memory to another takes so long, as on a slow link; Reset ends that.
 void SetCopyDelay(int delay_us);
+// So does each of the library's products that rounds to TF32.
+void SetTf32Delay(int delay_us);
 
 // --- Injected failures; any thread, any time
 void FailAllocation(int after = 0);  // the allocation after `after` others says that memory is short; once

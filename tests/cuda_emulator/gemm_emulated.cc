@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "core/float16.h"
@@ -165,6 +166,8 @@ class EmulatedGemm : public Gemm {
     if (g.adds_c && operands.c == nullptr) return Status("there is no c to add");
     cuda_emulator::LoadCode(this);  // each algorithm has its own
     cuda_emulator::Enqueue(launch.stream, [g, operands, proposal = proposal_] {
+      if (const int delay = cuda_emulator::TheWorld().tf32_delay_us; g.tf32 && delay > 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(delay));
       Multiply(g, operands);
       if (proposals_spoiled && proposal > 0) Spoil(g, operands);
       Spend(proposal, g);

@@ -152,7 +152,7 @@ struct World {
   int pauses = 0;
   std::condition_variable resumed;
   std::atomic<int> longest_delay_us{0};
-  std::atomic<int> copy_delay_us{0};
+  std::atomic<int> copy_delay_us{0}, tf32_delay_us{0};
   std::atomic<uint64_t> seed{1};
   std::atomic<Order> order{Order::kAlternate};
   std::atomic<int64_t> host_synchronisations{0}, operations{0}, kernels{0}, instantiated{0}, launches{0},

@@ -124,7 +124,7 @@ void Reset(const Options& options) {
   world.next_stream = 1;
   world.fail_allocation = world.fail_capture = -1;
   world.longest_delay_us = options.longest_delay_us;
-  world.copy_delay_us = 0;
+  world.copy_delay_us = world.tf32_delay_us = 0;
   world.seed = options.seed;
   world.order = options.order;
   for (auto* count : {&world.host_synchronisations, &world.operations, &world.kernels, &world.instantiated,
@@ -144,6 +144,7 @@ void SetDelays(int longest_delay_us, uint64_t seed) {
   TheWorld().seed = seed;
 }
 void SetCopyDelay(int delay_us) { TheWorld().copy_delay_us = delay_us; }
+void SetTf32Delay(int delay_us) { TheWorld().tf32_delay_us = delay_us; }
 void FailAllocation(int after) {
   std::lock_guard lock(TheWorld().mutex);
   TheWorld().fail_allocation = after;

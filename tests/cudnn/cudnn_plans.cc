@@ -2,6 +2,7 @@
 // devices, forward and backward, in both 16-bit types, causal or not, of widths and lengths that divide
 // nothing. A graph that cuDNN refuses is attention done by our own slower kernels. run.sh makes and runs this
 // program.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -169,6 +170,62 @@ LibraryConvolution ConvolutionOf(const ConvolutionCase& c, ConvolutionKind kind,
           wide ? DType::kFloat32 : c.dtype};
 }
 
+bool OnTensorCores(const CudnnDescriptor& plan) {
+  CudnnDescriptor config(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR), engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  int64_t count = 0;
+  const auto get = [&](const CudnnDescriptor& from, cudnnBackendAttributeName_t what, CudnnDescriptor* to) {
+    cudnnBackendDescriptor_t raw = to->raw();
+    return cudnnBackendGetAttribute(from.raw(), what, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw) ==
+           CUDNN_STATUS_SUCCESS;
+  };
+  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+  if (!get(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &config) ||
+      !get(config, CUDNN_ATTR_ENGINECFG_ENGINE, &engine) ||
+      cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                               CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes) != CUDNN_STATUS_SUCCESS)
+    return false;
+  return std::find(notes, notes + count, CUDNN_NUMERICAL_NOTE_TENSOR_CORE) != notes + count;
+}
+
+// OpDef::cuda_unit of convolutions (ops/convolution.cc): on plain cores are those in whole fp32, and those
+// whose channels are groups of their own in any type; of the others most are on tensor cores, by TF32, too.
+int CheckUnits(const DescribedCard& card, const CudnnTarget& target) {
+  struct Way {
+    const char* name;
+    DType dtype;
+    bool tf32;
+    int all = 0, tensor = 0;
+  } ways[] = {
+      {"fp32", DType::kFloat32, false}, {"TF32", DType::kFloat32, true}, {"bf16", DType::kBFloat16, false}};
+  int failed = 0;
+  for (const ConvolutionCase& c : ConvolutionCases()) {
+    if (c.dtype != DType::kBFloat16) continue;  // each in all types
+    for (auto kind : {ConvolutionKind::kForward, ConvolutionKind::kGradInput, ConvolutionKind::kGradFilter})
+      for (Way& way : ways) {
+        ConvolutionCase in = c;
+        in.dtype = way.dtype;
+        LibraryConvolution asked = ConvolutionOf(in, kind, false);
+        asked.tf32 = way.tf32;
+        const ConvolutionPlan made = MakeConvolutionPlan(asked, kWorkspaceBytes, target);
+        const bool tensor = made.plan && OnTensorCores(*made.plan);
+        const bool single = c.groups > 1 && c.groups == c.in && c.groups == c.out;
+        if (single && tensor)
+          std::printf("FAILED %s: a convolution of single channels is on tensor cores in %s\n", card.name,
+                      way.name);
+        failed += single && tensor;
+        way.all += !single, way.tensor += !single && tensor;
+      }
+  }
+  for (const Way& way : ways) {
+    const bool plain = way.dtype == DType::kFloat32 && !way.tf32;
+    const bool good = plain ? way.tensor == 0 : 2 * way.tensor > way.all;
+    std::printf("%s%s: of %d convolutions in %s, %d are on tensor cores\n", good ? "" : "FAILED ", card.name,
+                way.all, way.name, way.tensor);
+    failed += !good;
+  }
+  return failed;
+}
+
 int CheckConvolutions(const DescribedCard& card, const CudnnTarget& target) {
   int built = 0, failed = 0, widened = 0;
   for (const ConvolutionCase& c : ConvolutionCases()) {
@@ -219,7 +276,7 @@ int CheckCard(const DescribedCard& card) {
   std::printf("%s (sm_%d): %d graphs have plans, %d are refused as documented, %d failed, %.0f s\n",
               card.name, card.capability / 10, built, refused, failed,
               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  return failed + CheckConvolutions(card, target);
+  return failed + CheckConvolutions(card, target) + CheckUnits(card, target);
 }
 
 }  // namespace

@@ -472,6 +472,39 @@ TEST_F(CliTest, AMachineIsPrintedWithoutControlCharacters) {
       << o.out.substr(0, 500);
 }
 
+// --tf32 is in the share on plain cores, in simulations and in plans, and where it changes nothing a sentence
+// says so.
+TEST_F(CliTest, Tf32IsInEstimatesAndPlans) {
+  const auto with = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--width=64", "--context=32", "--dry_run"});
+    const Outcome o = Gpt(flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    return o.out;
+  };
+  const auto has = [](const std::string& text, const std::string& words) {
+    return text.find(words) != std::string::npos;
+  };
+  const std::string gpu = "--mesh=cuda:dp=2", rounded = folder_ + "/rounded", whole = folder_ + "/whole";
+  const std::string plain = with({gpu, "--save_plan=" + whole}),
+                    tensor = with({gpu, "--tf32", "--save_plan=" + rounded});
+  EXPECT_TRUE(has(plain, "% by linear at ")) << plain;
+  EXPECT_FALSE(has(tensor, "% by linear at ")) << tensor;
+  EXPECT_TRUE(has(tensor, "% by attention at ")) << tensor;
+  for (const std::string& text : {plain, tensor}) EXPECT_FALSE(has(text, "--tf32")) << text;
+  EXPECT_FALSE(has(ReadFile(whole), "tf32")) << ReadFile(whole);
+  EXPECT_TRUE(has(ReadFile(rounded), "\ntf32 1\n")) << ReadFile(rounded);
+  const std::string other = "it: products take other times, so another plan may be faster\n";
+  EXPECT_TRUE(has(with({"--plan=" + rounded}), "was decided with --tf32 and this run is without " + other));
+  EXPECT_TRUE(
+      has(with({"--plan=" + whole, "--tf32"}), "was decided without --tf32 and this run is with " + other));
+  EXPECT_FALSE(has(with({"--plan=" + rounded, "--tf32"}), "was decided"));
+  EXPECT_FALSE(has(with({"--plan=" + whole}), "was decided"));
+  EXPECT_TRUE(has(with({"--mesh=cpu:dp=2", "--tf32"}),
+                  "warning: --tf32 changes nothing on cpu:dp=2,tp=1,pp=1: only GPUs round to TF32\n"));
+  EXPECT_TRUE(has(with({gpu, "--tf32", "--dtype=bf16"}),
+                  "warning: --tf32 changes nothing: products and convolutions are in bf16\n"));
+}
+
 // A pipe that nobody writes, or a file without an end, would never be read.
 TEST_F(CliTest, WhatIsNoRegularFileIsNotRead) {
   const std::string pipe = folder_ + "/pipe", huge = Write("huge", "");

@@ -52,7 +52,8 @@ TEST_F(CalibrateDevices, WritesAFileThatSimulates) {
   EXPECT_GT(told, 3);
   std::stringstream text;
   text << std::ifstream(file).rdbuf();
-  for (const char* word : {"\ndevice ", "\nmemory_bytes ", "\nhost latency ", "\nlevel inside devices 2 "})
+  for (const char* word :
+       {"\ndevice ", "\nmemory_bytes ", "\nflops_tf32 ", "\nhost latency ", "\nlevel inside devices 2 "})
     EXPECT_NE(text.str().find(word), std::string::npos) << word << "\n" << text.str();
   const Machine machine = ReadTopology(file);
   EXPECT_EQ(machine.threads, 0);
@@ -373,6 +374,20 @@ TEST_F(CalibrateDevices, MeasuresTheLinkToTheHost) {
   const HostCopies slow = MeasureHostCopies(&card, /*small=*/true);
   EXPECT_GE(slow.latency, 2e-3);
   EXPECT_LT(fast.latency, slow.latency);
+}
+
+// The rate of products that round to TF32 is that of such a product, and of no other.
+TEST_F(CalibrateDevices, MeasuresProductsThatRoundToTf32) {
+  constexpr int kDelay = 3000;  // microseconds
+  MeasuredDevice card(OpenBackend("cuda"), 0);
+  cuda_emulator::SetTf32Delay(kDelay);
+  const Ceilings ceilings = MeasureCeilings(&card, /*small=*/true);
+  EXPECT_GT(ceilings.tf32, 0);
+  EXPECT_LE(ceilings.tf32, 2.0 * 16 * 16 * 16 / (1e-6 * kDelay));
+  EXPECT_LT(ceilings.tf32, ceilings.f32);
+  CalibrateOptions options = Small(1);
+  options.time = SecondsOfCard;
+  EXPECT_LE(Calibrate(options).tf32_flops, 2.0 * 16 * 16 * 16 / (1e-6 * kDelay));
 }
 
 TEST_F(CalibrateDevices, RefusesWhatIsNotThere) {

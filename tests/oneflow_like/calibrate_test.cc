@@ -50,11 +50,13 @@ Machine DrawMachine(std::mt19937* random) {
   m.memory_bytes = below(2) * std::clamp(Draw(random), 1.0, 1e18);
   m.topology.memory_bandwidth = Draw(random);
   m.flops = Draw(random);
+  m.tf32_flops = Draw(random);
   m.narrow_flops = Draw(random);
   m.overhead = below(2) * Draw(random);
   m.efficiency = {
       .product = (1 + below(99)) / 100.0, .attention = (1 + below(99)) / 100.0, .half_extent = Draw(random)};
   m.threads = below(3);
+  if (m.threads > 0 || below(2) == 1) m.tf32_flops = 0;
   m.message = below(2) * Draw(random);
   m.process_message = Draw(random);
   m.process_work = Draw(random);
@@ -90,6 +92,7 @@ TEST(CalibratedTopology, IsReadBackToTheLastBit) {
     EXPECT_EQ(read.memory_bytes, m.memory_bytes);
     EXPECT_EQ(read.topology.memory_bandwidth, m.topology.memory_bandwidth);
     EXPECT_EQ(read.flops, m.flops);
+    EXPECT_EQ(read.tf32_flops, m.tf32_flops);
     EXPECT_EQ(read.narrow_flops, m.narrow_flops);
     EXPECT_EQ(read.overhead, m.overhead);
     EXPECT_EQ(read.efficiency.product, m.efficiency.product);

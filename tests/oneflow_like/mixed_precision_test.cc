@@ -67,13 +67,13 @@ INSTANTIATE_TEST_SUITE_P(Meshes, MixedPlan,
                                          "cpu:dp=2,tp=2,pp=2"));
 
 // With ModelOptions::tf32 every product and convolution that reads fp32 says so to its kernel, gradients
-// included; no other does.
+// included; no other does, and none on a processor.
 TEST(MixedPlans, ProductsInFp32MayRoundWhereAsked) {
-  for (const bool tf32 : {false, true}) {
+  for (const auto& [tf32, kind] : {std::pair{false, "cuda"}, {true, "cuda"}, {true, "cpu"}}) {
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       ModelOptions asking;
       asking.tf32 = tf32;
-      Model model(Mesh::Parse("cpu:dp=1"), asking);
+      Model model(Mesh(kind, {{"dp", 1}}), asking);
       Tensor x = model.Input("x", {4, 8, 8, 3}, DType::kFloat32);
       Tensor hidden = reshape(nn::Conv(model.scope() / "conv", x, 8, 3), {4, -1});
       Tensor y = gelu(nn::Linear(model.scope() / "linear", hidden, 16));
@@ -87,7 +87,8 @@ TEST(MixedPlans, ProductsInFp32MayRoundWhereAsked) {
       for (int n : graph.Order()) {
         const Node& node = graph.node(n);
         const bool product = products.contains(node.op);
-        EXPECT_EQ(node.attrs.Int("tf32", 0) != 0, product && tf32 && dtype == DType::kFloat32)
+        const bool rounds = tf32 && kind == std::string("cuda") && dtype == DType::kFloat32;
+        EXPECT_EQ(node.attrs.Int("tf32", 0) != 0, product && rounds)
             << graph.Describe(n) << " in " << Name(dtype);
         seen += product;
       }
@@ -96,9 +97,39 @@ TEST(MixedPlans, ProductsInFp32MayRoundWhereAsked) {
   }
 }
 
+// Attention, products by expert, tables and convolutions of single channels have no kernel that rounds.
+TEST(MixedPlans, OnlyKernelsThatRoundSaySo) {
+  ModelOptions asking;
+  asking.tf32 = true;
+  Model model(Mesh::Parse("cuda:dp=1"), asking);
+  const Scope scope = model.scope();
+  Tensor table = scope.Weight("table", {32, 16}, Normal(.1));
+  Tensor x = embedding(table, model.Input("ids", {2, 8}, DType::kInt32));
+  x = nn::Attention(scope / "attention", x, {.heads = 2});
+  Tensor experts = scope.Weight("experts", {4, 16, 16}, Normal(.1));
+  x = grouped_matmul(reshape(x, {16, 16}), experts, model.Input("counts", {4}, DType::kInt32));
+  Tensor filter = scope.Weight("filter", {16, 3, 1}, Normal(.1));
+  x = conv1d(reshape(x, {2, 8, 16}), filter, {.padding = {1}, .groups = 16});
+  Session session = Train(mean(square(x)), Sgd{.lr = .1});
+  const Graph& graph = session.impl()->compiled.graph;
+  std::set<std::string> round, others;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    const OpDef* def = graph.catalog().Find(node.op);
+    if (def && def->precision == Precision::kNarrow)
+      (node.attrs.Has("tf32") ? round : others).insert(node.op);
+  }
+  EXPECT_FALSE(round.empty());
+  for (const std::string& op : round)
+    EXPECT_TRUE(op.starts_with("linear") || op == "matmul" || op == "einsum") << op;
+  for (const char* op : {"attention", "attention_grad", "grouped_matmul", "grouped_matmul_grad_weight",
+                         "embedding", "conv2d", "conv2d_grad_input", "conv2d_grad_filter"})
+    EXPECT_TRUE(others.contains(op)) << op;
+}
+
 // So does the product of logits in tiles, also where their classes are cut, which expands the operator.
 TEST(MixedPlans, TilesOfLogitsMayRoundWhereAsked) {
-  for (const char* mesh : {"cpu:tp=1", "cpu:tp=2"}) {
+  for (const char* mesh : {"cuda:tp=1", "cuda:tp=2"}) {
     ModelOptions asking;
     asking.tf32 = true;
     Model model(Mesh::Parse(mesh), asking);
@@ -125,7 +156,7 @@ TEST(MixedPlans, TilesOfLogitsMayRoundWhereAsked) {
 TEST(MixedPlans, WideProductsDoNotRound) {
   ModelOptions asking;
   asking.tf32 = true;
-  Model model(Mesh::Parse("cpu:dp=1"), asking);
+  Model model(Mesh::Parse("cuda:dp=1"), asking);
   Tensor x = model.Input("x", {4, 12}, DType::kFloat32);
   Session session =
       Train(mean(square(rfft(matmul(x, model.scope().Weight("w", {12, 12}, Normal(.1)))))), Sgd{.lr = .1});

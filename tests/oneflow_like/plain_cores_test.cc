@@ -26,8 +26,10 @@ constexpr DType kInts = DType::kInt32;
 
 using Loss = std::function<Tensor(Model&)>;
 
-RankSummary Summary(const Loss& loss, DType dtype) {
-  Model model(Mesh("cuda", {{"dp", 1}, {"tp", 1}, {"pp", 1}}));
+RankSummary Summary(const Loss& loss, DType dtype, bool tf32 = false) {
+  ModelOptions asking;
+  asking.tf32 = tf32;
+  Model model(Mesh("cuda", {{"dp", 1}, {"tp", 1}, {"pp", 1}}), asking);
   TrainOptions options;
   options.dtype = dtype;
   return Train(loss(model), AdamW{.lr = 1e-3}, options).Summaries()[0];
@@ -86,6 +88,12 @@ Loss Clicks() {
 
 GptConfig Gpt() { return {.layers = 24, .width = 2048, .heads = 16, .context = 1024, .vocabulary = 50304}; }
 
+// Whether mixed precision leaves it on plain cores, too.
+bool StaysWide(const std::string& who, const RankSummary& narrow) {
+  const auto& plain = narrow.on_plain_cores;
+  return std::any_of(plain.begin(), plain.end(), [&](const auto& one) { return one.first == who; });
+}
+
 TEST(PlainCores, ModelsLeaveThemAHundredthInSixteenBits) {
   const LlamaConfig llama = LlamaOfSize("8b");
   const LlamaConfig qwen = {.layers = 28,
@@ -114,15 +122,22 @@ TEST(PlainCores, ModelsLeaveThemAHundredthInSixteenBits) {
        Vision(64, 224, [=](Scope s, Tensor x) { return ResNetLogits(s, x, resnet, true); })},
       {"U-Net, 16 x 64^2", Unet()},
       {"DLRM, 2048", Clicks()}};
-  std::printf("share on plain cores, of any card from compute capability 8.0 on\n%-30s %8s %8s\n", "model",
-              "bf16", "fp32");
+  std::printf("share on plain cores, of any card from compute capability 8.0 on\n%-30s %8s %8s %8s\n",
+              "model", "bf16", "fp32", "--tf32");
   for (const auto& [name, loss] : models) {
-    const RankSummary narrow = Summary(loss, DType::kBFloat16), wide = Summary(loss, DType::kFloat32);
-    std::printf("%-30s %7.3f %% %6.2f %%\n", name, 100 * narrow.plain_flops / narrow.flops,
-                100 * wide.plain_flops / wide.flops);
+    const RankSummary narrow = Summary(loss, DType::kBFloat16), wide = Summary(loss, DType::kFloat32),
+                      rounded = Summary(loss, DType::kFloat32, /*tf32=*/true);
+    std::printf("%-30s %7.3f %% %6.2f %% %6.2f %%\n", name, 100 * narrow.plain_flops / narrow.flops,
+                100 * wide.plain_flops / wide.flops, 100 * rounded.plain_flops / rounded.flops);
     EXPECT_LE(narrow.plain_flops, 0.01 * narrow.flops) << name << ": " << PlainCoresWarning({narrow});
     EXPECT_EQ(PlainCoresWarning({narrow}), "") << name;
     EXPECT_GE(wide.plain_flops, 0.8 * wide.flops) << name;  // else updates of tables, in DLRM
+    // With TF32 attention, products by expert and routers stay there, and nothing else.
+    EXPECT_EQ(rounded.flops, wide.flops) << name;
+    for (const auto& [who, flops] : rounded.on_plain_cores)
+      EXPECT_TRUE(who.starts_with("attention") || who.starts_with("grouped") || StaysWide(who, narrow))
+          << name << ": " << who;
+    EXPECT_LT(rounded.plain_flops, wide.plain_flops) << name;
   }
 }
 
@@ -164,6 +179,86 @@ TEST(PlainCores, AWarningNamesOperatorLineAndReason) {
   const RankSummary wide = Summary(attention_of(drops, 128), DType::kFloat32);
   expect(PlainCoresWarning({wide}), {"rank 0 does 9", " % by attention_grad at ", "as its operands are f32"});
   EXPECT_LE(wide.plain_flops, wide.flops);
+}
+
+// A convolution of eight channels: in fp32 by TF32 on tensor cores unless each channel is a group of its own,
+// which no library does there in 16 bits either.
+TEST(PlainCores, ConvolutionsOfSingleChannelsStay) {
+  const auto of = [](int64_t groups) {
+    return [=](Model& model) {
+      Tensor x = model.Input("x", {4, 32, 32, 8}, DType::kFloat32, {{"dp", S(0)}});
+      Tensor w = model.scope().Weight("w", {8, 3, 3, 8 / groups}, Normal(0.1));
+      return mean(square(conv2d(x, w, {.stride = {2, 2}, .padding = {1, 1}, .groups = groups})));
+    };
+  };
+  for (const int64_t groups : {1, 2, 8})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      for (const bool tf32 : {false, true}) {
+        const RankSummary s = Summary(of(groups), dtype, tf32);
+        const bool plain = groups == 8 || (dtype == DType::kFloat32 && !tf32);
+        EXPECT_EQ(s.plain_flops > 0, plain) << groups << PlainCoresWarning({s});
+        if (groups == 8 && dtype == DType::kBFloat16)
+          EXPECT_NE(PlainCoresWarning({s}).find("as each channel is a group of its own"), std::string::npos)
+              << PlainCoresWarning({s});
+      }
+}
+
+// By a machine whose rates are far apart: a product takes the rate of its type, and of TF32 where it is
+// asked for and known. Lines of a file, for fp32, are of products that do not round.
+TEST(PlainCores, ProductsByTf32TakeItsRate) {
+  Machine machine = MachineOf(Mesh("cuda", {{"dp", 1}}));
+  machine.topology.memory_bandwidth = 1e18;
+  machine.overhead = 0;
+  machine.flops = 1e11, machine.tf32_flops = 4e11, machine.narrow_flops = 64e11;
+  Machine unknown = machine, measured = machine;
+  unknown.tf32_flops = 0;
+  for (const char* name : {"product", "linear", "linear_grad_weight"})
+    measured.kernels.push_back({name, DType::kFloat32, 0, false, {.calls = 1}});
+  const auto seconds = [](const Machine& on, DType dtype, bool tf32, double* mfu = nullptr) {
+    ModelOptions asking;
+    asking.tf32 = tf32;
+    Model model(Mesh("cuda", {{"dp", 1}}), asking);
+    Tensor x = model.Input("x", {512, 512}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor w = model.scope().Weight("w", {512, 512}, Normal(0.1));
+    TrainOptions options;
+    options.dtype = dtype;
+    const Session session = Train(mean(square(matmul(x, w))), Sgd{.lr = 0.1}, options);
+    const Simulated simulated = Simulate(session, on);
+    if (mfu) *mfu = simulated.mfu;
+    return simulated.seconds;
+  };
+  double plain_mfu = 0, mfu = 0;
+  const double plain = seconds(machine, DType::kFloat32, false, &plain_mfu),
+               rounded = seconds(machine, DType::kFloat32, true, &mfu);
+  EXPECT_NEAR(plain / rounded, 4, 0.2);
+  EXPECT_NEAR(mfu, plain_mfu, 0.05 * plain_mfu) << "of the peak of TF32";
+  EXPECT_NEAR(seconds(unknown, DType::kFloat32, true), plain, 1e-3 * plain);
+  EXPECT_EQ(seconds(machine, DType::kBFloat16, true), seconds(machine, DType::kBFloat16, false));
+  EXPECT_GT(seconds(measured, DType::kFloat32, false), 1);
+  EXPECT_NEAR(seconds(measured, DType::kFloat32, true), rounded, 1e-3 * rounded);
+}
+
+// Where it was asked for in vain a sentence says why.
+TEST(PlainCores, SaysWhereTf32ChangesNothing) {
+  const auto said = [](const char* mesh, DType dtype, bool tf32, bool product = true) {
+    ModelOptions asking;
+    asking.tf32 = tf32;
+    Model model(Mesh::Parse(mesh), asking);
+    Tensor x = model.Input("x", {64, 64}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor w = model.scope().Weight("w", {64, 64}, Normal(0.1));
+    TrainOptions options;
+    options.dtype = dtype;
+    return UnusedTf32(Train(mean(square(product ? matmul(x, w) : mul(x, w))), Sgd{.lr = 0.1}, options));
+  };
+  const std::string nothing = "--tf32 changes nothing";
+  EXPECT_EQ(said("cuda:dp=2", DType::kFloat32, true), "");
+  EXPECT_EQ(said("cpu+cuda:pp=2,dp=1", DType::kFloat32, true), "");
+  EXPECT_EQ(said("cpu:dp=2", DType::kFloat32, false), "");
+  EXPECT_EQ(said("cpu:dp=2", DType::kFloat32, true), nothing + " on cpu:dp=2: only GPUs round to TF32");
+  EXPECT_EQ(said("cuda:dp=2", DType::kFloat16, true), nothing + ": products and convolutions are in f16");
+  EXPECT_EQ(said("cpu:dp=2", DType::kBFloat16, true), nothing + ": products and convolutions are in bf16");
+  EXPECT_EQ(said("cuda:dp=2", DType::kFloat32, true, /*product=*/false),
+            nothing + ": the model has no product or convolution in fp32 that may be rounded");
 }
 
 TEST(PlainCores, ShareIsPrintedWhereThereAreTensorCores) {

@@ -51,9 +51,10 @@ Machine Machines(std::mt19937* random, int per_host, int per_rack = 0) {
   return machine;
 }
 
-BuildPlan BuildGpt(GptConfig config, int64_t batch, DType dtype = DType::kFloat32) {
+BuildPlan BuildGpt(GptConfig config, int64_t batch, DType dtype = DType::kFloat32, bool tf32 = false) {
   return [=](const PlanCandidate& candidate) {
     ModelOptions options;
+    options.tf32 = tf32;
     options.zero.small = 0;
     TrainOptions train;
     candidate.Set(&options, &train);
@@ -600,6 +601,30 @@ TEST(PlanSearch, WeightsAreCutWithinHostsThatAreFarApart) {
   for (const PlanTrial& t :
        SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16), {.compiled = 2}).best)
     EXPECT_EQ(t.plan.zero_axis, "dp") << t.plan.str();
+}
+
+// Two devices: where products are slow, half of the batch each, whose gradients are summed; where they are
+// fast, stages, which wait for each other but send little. TF32 makes them fast.
+TEST(PlanSearch, ComparesPlansAtTheRateOfTf32) {
+  const GptConfig config = {.layers = 4, .width = 512, .heads = 4, .context = 64, .vocabulary = 64};
+  Machine machine = MachineOf(Mesh("cuda", {{"dp", 2}}));
+  machine.flops = 1e12;
+  machine.tf32_flops = 16e12;
+  machine.narrow_flops = 32e12;
+  for (Topology::Link& link : machine.topology.links) link.bandwidth = 1e10;
+  PlanSpace space{.kind = "cuda", .devices = 2, .batch = 16, .extents = {{"tp", 1}}};
+  space.micro_batches = 4;
+  space.zero = 0;
+  const auto stages = [&](const Machine& on, bool tf32) {
+    const PlanSearchResult found =
+        SearchPlans(space, on, BuildGpt(config, space.batch, DType::kFloat32, tf32), {.compiled = 8});
+    SCOPED_TRACE(found.Text());
+    return found.chosen().extent("pp");
+  };
+  EXPECT_EQ(stages(machine, false), 1);
+  EXPECT_EQ(stages(machine, true), 2);
+  machine.tf32_flops = 0;
+  EXPECT_EQ(stages(machine, true), 1);
 }
 
 // Where copies to the host are fast, a block waits there in place of being computed again: simulation tells.

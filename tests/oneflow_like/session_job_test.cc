@@ -254,7 +254,8 @@ TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
        "5e+10 and 5e+10 flops/s, memory 1e+10 bytes/s, overhead 1e-07 s, efficiency 1 and 1, half at 0, "
        "0 devices by 5e+09 bytes/s in 5e-06 s",
        "6.7e+13 and 9.895e+14 flops/s, memory 3.35e+12 bytes/s, overhead 4e-06 s, efficiency 0.73 and 0.5, "
-       "half at 128, 8 devices by 3.6e+11 bytes/s in 3e-06 s, 0 devices by 4.5e+10 bytes/s in 1.2e-05 s, "
+       "half at 128, 4.947e+14 flops/s in TF32, 8 devices by 3.6e+11 bytes/s in 3e-06 s, 0 devices by "
+       "4.5e+10 bytes/s in 1.2e-05 s, "
        "copies to hosts by 5.5e+10 bytes/s in 1e-05 s",
        [](Given* g) { g->model.topology = OFL_SOURCE_DIR "/examples/topologies/h100.txt"; }},
       {"virtual_stages", "1", "2", [](Given* g) { g->model.pipeline.virtual_stages = 2; }},
