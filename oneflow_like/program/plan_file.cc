@@ -229,7 +229,7 @@ std::string OtherFlags(const Decisions& d, const std::string& where, int64_t bud
   if (one ? d.mesh.size() > 1 : devices > 0 && d.mesh.size() != devices)
     return Cat("the plan of ", where, " is for ", d.mesh.size(), " devices and ",
                one ? "this run has no --mesh" : Cat("--auto_mesh=", devices));
-  const int64_t memory = launcher_flags().memory_budget;
+  const int64_t memory = MemoryBudget();
   if (memory > 0 && (budget == 0 || budget > memory))
     return Cat("the plan of ", where, " was found within ",
                budget == 0 ? "any memory" : Cat(budget, " bytes of a device"),
@@ -289,7 +289,7 @@ bool SearchesForPlan() {
   return training_flags().automatic || training_flags().auto_mesh > 0 || training_flags().recompute == "auto";
 }
 
-std::string PlanState(const std::string& plan) { return Cat(launcher_flags().memory_budget, "\n", plan); }
+std::string PlanState(const std::string& plan) { return Cat(MemoryBudget(), "\n", plan); }
 
 std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
   if (training_flags().plan.empty() && !SearchesForPlan()) return {};

@@ -49,8 +49,7 @@ inline Annotation CutBatch(const Mesh& mesh) { return {{BatchAxis(mesh), S(0)}};
 
 // Returns what these flags mean to the Launcher of a program.
 ProgramFlags TrainingProgram();
-// Returns the bytes of --bucket, "25MB", "64KB" or "1000000". Throws Error for anything else.
-int64_t BytesOfBucket();
+int64_t BytesOfBucket();  // --bucket
 // Throws Error if flags contradict one another; takes the slash off the end of folders.
 void CheckTrainingFlags();
 // Returns what the groups "parallelism" and those of the launcher ask of a model. Call it when all files that

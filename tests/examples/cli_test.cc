@@ -807,7 +807,8 @@ TEST_F(CliTest, WrongNumbers) {
   ExpectError(Gpt({"--recompute=some"}), {"--recompute=some", "none, selective, full or auto"});
   ExpectError(Gpt({"--recompute=auto"}), {"--recompute=auto", "--memory_budget", "--topology"});
   for (const char* size : {"some", "-1", "25XB", "25MB more", "9999999TB", "99999999999999999999"})
-    ExpectError(Gpt({std::string("--bucket=") + size}), {"--bucket", size, "25MB"});
+    for (const char* flag : {"--bucket", "--memory_budget"})
+      ExpectError(Gpt({Cat(flag, "=", size)}), {flag, size, "25MB"});
   ExpectError(Run("mlp", {"--epochs=0"}), {"epochs"});
   ExpectError(Run("mlp", {"--batch=0"}), {"batch"});
 }
