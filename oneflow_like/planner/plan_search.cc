@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "actor/net/talk/job.h"
@@ -39,6 +40,8 @@ constexpr int kAlike = 18;
 constexpr double kNear = 1.1;          // times the best: plans beside those that are slower are slower, too
 constexpr int64_t kActsBeside = 3000;  // of a step of each plan that is tried beside others
 constexpr int64_t kActsMore = 12'000;  // of each that is tried against its estimate, beyond the usual number
+
+constexpr std::string_view kNoneFits = "none fits: ";  // between processes, in place of a result
 
 // Drops candidates that are the same plan as others. Returns how many are left.
 int64_t DropRepeated(const PlanEstimator& estimator, std::vector<PlanCandidate>* some) {
@@ -183,15 +186,27 @@ Wave NextOnHost(TrialPool* pool_of, const PlanSpace& space, const char* parts) {
   return wave;
 }
 
+// "no plan of 4 devices fits: WHY; take more devices or a smaller batch", and what else was not searched.
+template <typename... Why>
+[[noreturn]] void RefuseAll(const PlanSpace& space, const TrialPool& pool, const char* smaller,
+                            const Why&... why) {
+  std::string hint;
+  if (!space.waits)
+    hint = Cat(", or let each layer recompute what makes a plan fit (--recompute=auto)",
+               space.host && pool.machine().host.known ? ", which also tries --offload" : "");
+  throw NoPlanFits(Cat("no plan of ", space.devices, space.devices == 1 ? " device" : " devices",
+                       " fits: ", why..., "; take more devices or a smaller ", smaller, hint));
+}
+
 // Before anything is tried.
-[[noreturn]] void RefuseAll(const PlanSpace& space, const TrialPool& pool, double variables) {
+[[noreturn]] void RefuseByEstimate(const PlanSpace& space, const TrialPool& pool, double variables) {
   const auto smallest = std::min_element(
       pool.entries().begin(), pool.entries().end(),
       [](const TrialEntry& a, const TrialEntry& b) { return a.estimated_bytes < b.estimated_bytes; });
-  Fail("no plan of ", space.devices, " devices fits: weights and optimizer state take ", BytesText(variables),
-       " of a device on average, and the smallest plan, ", smallest->trial.plan.str(), ", about ",
-       BytesText(smallest->estimated_bytes), ", more than the ",
-       BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller model");
+  RefuseAll(space, pool, "model", "weights and optimizer state take ", BytesText(variables),
+            " of a device on average, and the smallest plan, ", smallest->trial.plan.str(), ", about ",
+            BytesText(smallest->estimated_bytes), ", more than the ",
+            BytesText(static_cast<double>(pool.memory())), " there are");
 }
 
 [[noreturn]] void Refuse(const PlanSpace& space, const TrialPool& pool) {
@@ -201,10 +216,10 @@ Wave NextOnHost(TrialPool* pool_of, const PlanSpace& space, const char* parts) {
                                     [&](int t) { return pool.entries()[t].estimated_seconds > 0; });
     Fail("no plan can be built: ", pool.entries()[*built].trial.why);
   }
-  Fail("no plan of ", space.devices, " devices fits: the smallest found, ", least->trial.plan.str(),
-       ", needs ", BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
-       BytesText(static_cast<double>(least->trial.bytes - pool.memory())), " more than the ",
-       BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller batch");
+  RefuseAll(space, pool, "batch", "the smallest found, ", least->trial.plan.str(), ", needs ",
+            BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
+            BytesText(static_cast<double>(least->trial.bytes - pool.memory())), " more than the ",
+            BytesText(static_cast<double>(pool.memory())), " there are");
 }
 
 // Of candidates that differ in what is computed again, the seconds that one between them may hope for. Where
@@ -330,7 +345,7 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
       PlanEstimator estimator(some, machine, build);
       candidates += EstimateAll(some, estimator, &pool);
       if (const double least = estimator.LeastVariables(); !on_host && !pool.Fits(least))
-        RefuseAll(space, pool, least);
+        RefuseByEstimate(space, pool, least);
       const size_t end = pool.tried().size() + most;
       std::set<std::string> opened;
       try_all([&] { return NextEstimated(&pool, end, Estimated::kFits); });
@@ -354,10 +369,16 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
   };
   if (!options.job) return search();
   PlanSearchResult result;
-  const std::string of_zero = FromProcessZero(options.job.get(), "the search for a plan", [&] {
-    result = search();
-    return ToText(result);
-  });
+  const std::string of_zero =
+      FromProcessZero(options.job.get(), "the search for a plan", [&]() -> std::string {
+        try {
+          result = search();
+        } catch (const NoPlanFits& error) {
+          return Cat(kNoneFits, error.what());
+        }
+        return ToText(result);
+      });
+  if (of_zero.starts_with(kNoneFits)) throw NoPlanFits(of_zero.substr(kNoneFits.size()));
   return options.job->process() == 0 ? result : PlanSearchResultFromText(of_zero);
 }
 

@@ -64,6 +64,9 @@ void RequireMeshOf(const SavedPlan& plan, const std::string& where) {
       if (sbp.is_split() && of_stages({entry - 1}))
         Fail(LineInFile(plan, where, "weight " + weight, Cat("pp:", sbp.str())), kWhy,
              "; name another axis of ", mesh);
+  if (d.virtual_stages > 1 && d.mesh.SizeAlong(pp) == 1)
+    Fail(LineInFile(plan, where, "virtual_stages", Cat(d.virtual_stages)),
+         " divides blocks over stages in rounds, but the mesh ", mesh, " has one stage; write 1");
   for (const auto& [stack, blocks] : d.stages)
     if (d.mesh.SizeAlong(pp) == 1)
       Fail(LineInFile(plan, where, "blocks " + stack, NumbersText(blocks)),

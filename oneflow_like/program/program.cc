@@ -344,6 +344,8 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
     program.model.plan->logits_tile = program.train.logits_tile.value_or(0);
   }
   if (!plan) RequireAxesOfFlags(mesh);
+  // A pipeline that lost processes have made shorter goes on (--elastic).
+  if (!plan && !launcher.restarted()) RequireStagesFor(mesh.SizeAlong(mesh.FindAxes("pp")));
   program.train.parallel.batch = BatchAxis(mesh);
   Model model(mesh, program.model);
   const Tensor loss = OfPlan(given, [&] {

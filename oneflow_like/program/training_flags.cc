@@ -291,6 +291,9 @@ std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
 }  // namespace
 
 ProgramFlags TrainingProgram() {
+  if (const std::string& mesh = launcher_flags().mesh;
+      training_flags().auto_mesh > 0 && mesh.substr(0, mesh.find(':')).find('+') != std::string::npos)
+    Fail("--mesh=", mesh, ": --auto_mesh finds plans for devices of one kind; name one, as in --mesh=cuda");
   const std::optional<SavedPlan> plan = PlanOfFile();
   return {.simulates = training_flags().simulate,
           .chosen_mesh_devices = plan ? plan->decisions.mesh.size() : training_flags().auto_mesh,
@@ -329,6 +332,13 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   options.collectives = training_flags().collective;
   if (training_flags().automatic) options.auto_cuts = AutoCuts::kAll;
   return options;
+}
+
+void RequireStagesFor(int pp) {
+  if (training_flags().virtual_stages > 1 && pp == 1)
+    Fail("--virtual_stages=", training_flags().virtual_stages,
+         " deals layers out to the stages of a pipeline in rounds, and pp=1 is one stage; take pp=2 or more ",
+         "in --mesh, or leave the flag out");
 }
 
 void RequireAxesOfFlags(const Mesh& mesh) {

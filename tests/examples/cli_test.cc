@@ -733,6 +733,8 @@ TEST_F(CliTest, ModelsThatFlagsContradictAreRefused) {
     };
     refused({"--mesh=cpu:pp=2", "--virtual_stages=8", "--micro_batches=4"},
             {"2 stages", "8 times", "2 layers"});
+    refused({"--mesh=cpu:dp=2", "--virtual_stages=2"}, {"--virtual_stages=2", "pp=1 is one stage"});
+    refused({"--mesh=cpu+cuda"}, {"no axis pp that divides it", "for example cpu+cuda:pp=2"});
     refused({"--mesh=cpu:dp=2", "--micro_batches=9"}, {"micro_batches=9", "batch=4"});
     refused({"--mesh=cpu:dp=2", "--stages=1,1"}, {"2 numbers", "1 stage; it needs 1"});
     refused({"--mesh=cpu:dp=2", "--recompute=auto"}, {"memory_budget"});
@@ -750,7 +752,20 @@ TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=4", "--stages=1,1"}), {"--stages"});
   ExpectError(Gpt({"--auto_mesh=3", "--mesh=cpu:dp=3"}), {"batch of 4", "dp=3"});
   ExpectError(Gpt({"--auto_mesh=4", "--memory_budget=1000"}),
-              {"no plan of 4 devices fits", "more than", "1.00 KB"});
+              {"no plan of 4 devices fits", "more than", "1.00 KB", "(--recompute=auto)"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=1", "--memory_budget=1KB", "--recompute=auto"}),
+              {"no plan of 1 device fits", "more than the 1.02 KB there are; take more devices or a smaller"},
+              kRunError);
+  const Outcome shared = Gpt({"--auto_mesh=2", "--memory_budget=1000", "--processes=2"});
+  EXPECT_EQ(shared.code, kRunError) << shared.err;
+  EXPECT_NE(shared.err.find("no plan of 2 devices fits"), std::string::npos) << shared.err;
+  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu+cuda"}),
+              {"--mesh=cpu+cuda: --auto_mesh finds plans for devices of one kind"});
+  for (const auto& [flag, axis] : {std::pair("--ulysses", "sp"), {"--context_parallel", "cp"}})
+    ExpectError(Gpt({"--auto_mesh=4", flag}),
+                {Cat(flag, " cuts sequences over mesh axis ", axis, ", and --auto_mesh=4 finds")});
+  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:pp=1", "--virtual_stages=2"}),
+              {"--virtual_stages=2", "pp=1 is one stage"});
   ExpectError(Gpt({"--auto_mesh=3", "--processes=2"}), {"3 devices", "2 processes"});
   ExpectError(
       Gpt({"--auto_mesh=4", "--elastic=dp", "--processes=2", "--restarts=1", "--save=" + folder_ + "/e"}),
@@ -1374,7 +1389,8 @@ TEST_F(CliTest, BudgetsBelowTheVariablesAreRefusedAtOnce) {
     }
   }
   ExpectError(Gpt({"--dry_run", "--auto_mesh=16", "--batch=16", "--memory_budget=1000"}),
-              {"no plan of 16 devices fits", "weights and optimizer state take", "about", "1.00 KB"});
+              {"no plan of 16 devices fits", "weights and optimizer state take", "about", "1.00 KB"},
+              kRunError);
 }
 
 TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {
