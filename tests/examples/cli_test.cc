@@ -676,6 +676,29 @@ TEST_F(CliTest, LogitsInTilesWhereMemoryAsks) {
                 {Cat("--logits_tile=", value, ": must be auto, or a number of tokens")});
 }
 
+// On one device, too, what is computed again need not be copied to the host.
+TEST_F(CliTest, FlagsOfAPlanOnTheHostChooseWhatIsComputedAgain) {
+  const std::string plan = folder_ + "/plan",
+                    host = std::string(OFL_SOURCE_DIR) + "/examples/topologies/h100.txt";
+  const auto with = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--text=", "--layers=4", "--context=128", "--width=512", "--heads=8",
+                               "--dtype=bf16", "--batch=16", "--memory_budget=700000000", "--recompute=auto",
+                               "--simulate", "--topology=" + host, "--save_plan=" + plan});
+    const Outcome o = Gpt(flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    std::smatch step;
+    EXPECT_TRUE(std::regex_search(o.out, step, std::regex("simulated: a step takes ([0-9.]+) ms"))) << o.out;
+    return std::pair(o.out, step.empty() ? 0 : std::stod(step[1]));
+  };
+  const auto [found, fastest] = with({"--mesh=cuda", "--auto_mesh=1"});
+  EXPECT_NE(found.find("--offload=activations"), std::string::npos) << found;
+  EXPECT_NE(found.find("these flags search again, and may find a slower plan"), std::string::npos) << found;
+  const auto [again, seconds] =
+      with({"--mesh=cuda:dp=1", "--micro_batches=1", "--offload=activations,optimizer"});
+  EXPECT_LE(seconds, 1.03 * fastest) << again;
+  EXPECT_NE(ReadFile(plan).find("\nwait full block0\n"), std::string::npos) << ReadFile(plan);
+}
+
 // Flags that say how another one works are refused where that one is not given.
 TEST_F(CliTest, FlagsThatNeedOthers) {
   ExpectError(Gpt({"--mesh=cpu:dp=2", "--zero_axis=dp"}), {"--zero_axis=dp says over what --zero cuts"});
