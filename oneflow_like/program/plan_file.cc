@@ -357,13 +357,13 @@ void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const st
   const std::string there = given.text.machine;
   if (there == here) return;
   const std::string lost = PartsBeside(there, here), found = PartsBeside(here, there);
-  const std::string differs = lost.empty() && found.empty() ? "whose levels are in another order"
-                              : lost.empty()                ? "like this one, but without " + found
-                              : found.empty()               ? Cat("with ", lost, ", which is not here")
-                                                            : Cat("with ", lost, "; here it has ", found);
+  std::string differs;
+  if (!lost.empty()) differs += Cat("; only that one has ", lost);
+  if (!found.empty()) differs += Cat("; only this one has ", found);
+  if (differs.empty()) differs = "; its levels are in another order";
   launcher.Print(
-      "%s was decided for a machine %s. This run chooses what the plan leaves open for its own machine, so "
-      "memory and last digits may differ\n",
+      "%s was decided for another machine than this run's%s. This run chooses what the plan leaves open for "
+      "its own machine, so memory and last digits may differ\n",
       given.where.c_str(), OnOneLine(differs).c_str());
 }
 

@@ -307,12 +307,13 @@ TEST_F(CliTest, KeepsAPlan) {
   EXPECT_EQ(ReadFile(other), ReadFile(ring));
   ExpectError(with({of_ring, "--collective=direct"}),
               {"--collective=direct contradicts --plan=", "which has all_reduce:ring,"});
-  EXPECT_NE(
-      with({of_ring, "--link=8"})
-          .out.find(Cat(of_ring,
-                        " was decided for a machine with 0 devices by 5e+09 bytes/s in 5e-06 s; here it has "
-                        "0 devices by 1e+06 bytes/s in 5e-06 s. This run chooses")),
-      std::string::npos)
+  EXPECT_NE(with({of_ring, "--link=8"})
+                .out.find(Cat(
+                    of_ring,
+                    " was decided for another machine than this run's; only that one has 0 devices by 5e+09 "
+                    "bytes/s in 5e-06 s; only this one has 0 devices by 1e+06 bytes/s in 5e-06 s. This run "
+                    "chooses")),
+            std::string::npos)
       << with({of_ring, "--link=8"}).out;
   std::vector<std::string> run = search;
   run.push_back("--save=" + save);
@@ -435,6 +436,13 @@ TEST_F(CliTest, EditedPlansAreRefusedByLine) {
         "weight tp:S2 block0/mlp/up cuts dimension 2 of a weight of shape [16,64], whose last is 1");
   added("weight pp:S0 block0/mlp/up", "weight pp:S0 block0/mlp/up: pp divides a model into stages");
   added("weight tp:S0,tp:S1 block0/mlp/up", "'tp:S0,tp:S1' has mesh axis tp twice");
+  error("virtual_stages 1\n", "virtual_stages 2\n",
+        ": line 7: virtual_stages 2 divides blocks over stages in rounds, but the mesh cpu:dp=2,tp=2,pp=1 "
+        "has one");
+  error("micro_batches 1\n", std::string("micro_batches 1\0\n", 17), "line 5: it has a byte 0");
+  const std::string marked = Write("edited", "\xef\xbb\xbf" + text);
+  ExpectError(Gpt({"--plan=" + marked}),
+              {"line 1: there is something before or behind \"oneflow_like plan 1\""});
   error("zero 0\n", "zero 1 over pp\n", ": line 8: zero 1 over pp: pp divides a model into stages");
   error("zero 0\n", "zero 1 over cp\n", "line 8: zero: mesh cpu:dp=2,tp=2,pp=1 has no axis cp");
   error("micro_batches 1\n", "micro_batches 65537\n", "line 5: '65537' is no number from 1 to 65536");
@@ -467,7 +475,7 @@ TEST_F(CliTest, AMachineIsPrintedWithoutControlCharacters) {
   text.insert(text.find("\nmachine ") + 9, "\x1b[31mof others, ");
   const Outcome o = Gpt({"--plan=" + Write("edited", text), "--dry_run"});
   EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.out.find("was decided for a machine with \\x1b[31mof others, which is not here"),
+  EXPECT_NE(o.out.find("another machine than this run's; only that one has \\x1b[31mof others. This run"),
             std::string::npos)
       << o.out.substr(0, 500);
 }
