@@ -89,8 +89,9 @@ std::vector<BoxingPrice> PricesOfBoxing(const Compiled& compiled, bool gathered_
       return SbpText(graph, slice, graph.value(v).sbp) + (moves ? "@" + slice.str(graph.mesh()) : "");
     };
     size_t reader = node.why.find("wanted by");
-    const std::string what =
-        node.out.size() == 1 ? in.name : Cat(in.name, " and ", node.out.size() - 1, " others");
+    const std::string what = node.out.size() == 1 ? in.name
+                                                  : Cat(in.name, " and ", node.out.size() - 1,
+                                                        node.out.size() == 2 ? " other" : " others");
     prices.push_back({n, node.op, AlgorithmText(node), what, place(node.in[0]), place(node.out[0]),
                       reader == std::string::npos ? node.why : node.why.substr(reader), gathered,
                       MovedBy(graph, node, price, &moved) * SizeOf(out.dtype), price.seconds});

@@ -25,6 +25,7 @@ struct FlagRange {
   double least = -std::numeric_limits<double>::infinity(), most = std::numeric_limits<double>::infinity();
   bool without_least = false, without_most = false;  // whether the bound itself is outside
   std::vector<std::string> choices = {};             // of a text; empty: any
+  bool bytes = false;                                // of a text: a number of bytes (ParseBytes), up to most
 };
 inline const FlagRange kAnyValue = {};
 inline FlagRange RangeOf(double least, double most) { return {.least = least, .most = most}; }
@@ -35,6 +36,12 @@ inline FlagRange RangeBelow(double least, double most) {
   return {.least = least, .most = most, .without_most = true};
 }
 inline FlagRange ChoiceOf(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
+inline FlagRange BytesUpTo(double most) { return {.most = most, .bytes = true}; }
+
+// Returns the bytes that a flag names: a whole number, followed by KB, MB or GB (2^10, 2^20 and 2^30 bytes)
+// or by nothing, as in "25MB". Throws Error for anything else, and for more than `most`.
+int64_t ParseBytes(const std::string& flag, const std::string& value,
+                   double most = static_cast<double>(INT64_MAX));
 
 // What else is known of a flag; the values are added.
 enum FlagTraits {

@@ -12,6 +12,7 @@
 
 #include "compiler/cost/machine.h"
 #include "compiler/plan/decisions.h"
+#include "core/error.h"
 #include "oneflow_like/session.h"
 
 namespace oneflow_like {
@@ -93,10 +94,16 @@ struct PlanSearchResult {
   std::string Text() const;
 };
 
+// Plans can be built, but none that was found fits into the memory of a device.
+class NoPlanFits : public Error {
+ public:
+  using Error::Error;
+};
+
 // Searches. The result is the same on every machine and in every repetition, because limits count candidates
 // and never seconds. Throws Error if the space has no candidate, with the numbers that do not divide each
-// other; if none can be built, with the reason of the first; and if none fits, with the bytes that the
-// smallest lacks.
+// other, and if none can be built, with the reason of the first. Throws NoPlanFits, on all processes, with
+// the bytes that the smallest lacks.
 PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
                              const PlanSearchOptions& options = {});
 

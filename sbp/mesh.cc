@@ -81,7 +81,11 @@ Mesh::Mesh(std::string kind, Axes axes, std::vector<int> devices, const Groups& 
       Fail("mesh ", text, ": more than ", kMostDevices, " devices, the most there may be");
   }
   if (int pp = FindAxis("pp"), parts = static_cast<int>(kinds().size()); parts > 1) {
-    if (pp < 0) Fail("mesh ", text, ": several kinds of devices cut axis pp, which this mesh does not have");
+    if (pp < 0)
+      Fail("mesh ", text, " has devices of ", parts,
+           " kinds, one for each part of its stages, and no axis pp that "
+           "divides it into stages; write for example ",
+           text, text.find(':') == std::string::npos ? ":" : ",", "pp=", parts);
     if (axes_[pp].second % parts != 0) {
       Fail("mesh ", text, ": ", parts, " kinds of devices cannot share axis pp of extent ", axes_[pp].second,
            " equally");

@@ -311,6 +311,9 @@ SavedPlan ParseSavedPlan(const std::string& text) {
       if (line.empty()) Fail("it is empty");
       if (line.back() == '\r') Fail("it ends with a carriage return; lines end with a newline alone");
       if (ended) Fail("the plan has ended before it");
+      if (line.find('\0') != std::string_view::npos) Fail("it has a byte 0, which no text has");
+      if (number == 1 && line != kFirstLine && line.find(kFirstLine) != std::string_view::npos)
+        Fail("there is something before or behind \"", kFirstLine, "\"; remove it");
       if (number == 1 && line != kFirstLine) Fail("the text does not begin with \"", kFirstLine, "\"");
       if (number == 1) continue;
       ended = line == "end";

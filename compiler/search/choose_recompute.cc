@@ -50,8 +50,9 @@ WaitChoice RecomputeSearch::All(Recompute mode) {
 
 WaitChoice RecomputeSearch::Within(int64_t budget) {
   // More work may let a step end sooner, as it falls to stages in another order, or messages are hidden by
-  // it. One device has all its work one after another.
-  const bool alone = regions().empty() || pool_.graph().mesh().size() == 1;
+  // it, or less is copied to the host. One device has all its work one after another.
+  const bool copies = pool_.options().decided.offload.activations;
+  const bool alone = regions().empty() || (pool_.graph().mesh().size() == 1 && !copies);
   if (alone && (regions().empty() || Fits(pool_.all()[0], budget))) return ChoiceOf(pool_.all()[0]);
   if (tried_.empty()) Search();
   const double least = LeastSeconds();

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "compiler/compile.h"
 #include "compiler/cost/cost.h"
 #include "compiler/passes/passes.h"
 
@@ -53,6 +54,19 @@ std::vector<WaitPrice> PricesOfWaits(const Graph& graph, const CompileOptions& o
     return std::all_of(price.bytes.begin(), price.bytes.end(), [](double bytes) { return bytes == 0; });
   });
   return prices;
+}
+
+std::optional<double> SecondsOfAllKept(Graph graph, const CompileOptions& options) {
+  std::set<std::string> regions;
+  for (int n : graph.Order()) regions.insert(graph.regions().Of(graph.node(n).name));
+  regions.erase("");
+  const Recompute otherwise = options.decided.recompute;
+  if (std::all_of(regions.begin(), regions.end(), [&](const std::string& region) {
+        return graph.regions().SettingOf(region, otherwise) == Recompute::kNone;
+      }))
+    return {};
+  for (const std::string& region : regions) graph.regions().Choose(region, Recompute::kNone);
+  return CompileAfter(kBeforeWaits, std::move(graph), options).logical.makespan;
 }
 
 }  // namespace oneflow_like

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,5 +30,9 @@ struct WaitPrice {
 // Returns the prices of every region that keeps anything, in the order of the forward pass. REQUIRES: a
 // lowered, fused graph in which no region has kAuto any more.
 std::vector<WaitPrice> PricesOfWaits(const Graph& graph, const CompileOptions& options);
+
+// Returns the estimated seconds of a step that keeps all; nothing if the graph's regions keep all now.
+// REQUIRES: as PricesOfWaits.
+std::optional<double> SecondsOfAllKept(Graph graph, const CompileOptions& options);
 
 }  // namespace oneflow_like

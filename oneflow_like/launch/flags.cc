@@ -3,7 +3,11 @@
 #include <gflags/gflags.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <deque>
+#include <map>
 #include <type_traits>
 
 #include "core/error.h"
@@ -50,6 +54,8 @@ void RequireChoice(const std::string& name, const std::string& value,
     all += Cat(i == 0 ? "" : i + 1 < choices.size() ? ", " : " or ", choices[i]);
   Fail("--", name, "=", value, ": must be ", all);
 }
+
+constexpr double kMostBytes = static_cast<double>(INT64_MAX);  // rounded up
 
 template <typename T>
 void CheckNumber(const std::string& name, T value, const FlagRange& range) {
@@ -98,10 +104,12 @@ void CheckFlagRanges(const FlagGroup& group) {
     std::visit(
         [&](auto* field) {
           using T = std::remove_pointer_t<decltype(field)>;
-          if constexpr (std::is_same_v<T, std::string>)
+          if constexpr (std::is_same_v<T, std::string>) {
             RequireChoice(flag.name, *field, flag.range.choices);
-          else if constexpr (!std::is_same_v<T, bool>)
+            if (flag.range.bytes) ParseBytes(flag.name, *field, std::min(flag.range.most, kMostBytes));
+          } else if constexpr (!std::is_same_v<T, bool>) {
             CheckNumber<T>("--" + flag.name, *field, flag.range);
+          }
         },
         flag.field);
 }
@@ -117,6 +125,21 @@ std::vector<std::string> ParseFlags(int argc, char** argv, const std::string& us
   PrintHelp(given[0], usage);
   for (const FlagGroup& group : groups) CheckFlagRanges(group);
   return {argv + 1, argv + argc};
+}
+
+int64_t ParseBytes(const std::string& flag, const std::string& value, double most) {
+  static const std::map<std::string, int> kPowers = {{"", 0}, {"KB", 10}, {"MB", 20}, {"GB", 30}};
+  int64_t number = -1;
+  const char* end = value.data() + value.size();
+  const auto [rest, error] = std::from_chars(value.data(), end, number);
+  const char* unit = std::find_if(rest, end, [](char c) { return c != ' '; });
+  const auto power = kPowers.find(std::string(unit, end));
+  const bool is_size = error == std::errc() && number >= 0 && power != kPowers.end();
+  if (!is_size || std::ldexp(static_cast<double>(number), power->second) > most ||
+      number > (INT64_MAX >> power->second))
+    Fail("--", flag, "=", value, ": must be a number of bytes such as 25MB, 64KB or 1000000, at most ",
+         most < kMostBytes ? Cat(static_cast<int64_t>(most)) : Cat(INT64_MAX));
+  return number << power->second;
 }
 
 bool IsGiven(const std::string& flag) {

@@ -90,7 +90,7 @@ void CheckFlags(const ProgramFlags& program) {
   ModelOptions options;
   options.threads = launcher_flags().threads;
   options.kernel_threads = launcher_flags().kernel_threads;
-  options.memory_budget = launcher_flags().memory_budget;
+  options.memory_budget = MemoryBudget();
   options.check_replicas = launcher_flags().check_replicas;
   CheckModelNumbers("--", options);
   try {
@@ -226,7 +226,7 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
                                               {"trace", launcher_flags().trace},
                                               {"report", launcher_flags().report},
                                               {"calibrate", launcher_flags().calibrate},
-                                              {"memory_budget", Cat(launcher_flags().memory_budget)},
+                                              {"memory_budget", Cat(MemoryBudget())},
                                               {"peer_timeout", Cat(launcher_flags().peer_timeout)}});
   if (main_process()) take_folder();
 }
@@ -357,7 +357,7 @@ ModelOptions Launcher::model_options() const {
   ModelOptions options;
   options.seed = launcher_flags().seed;
   options.dump_dir = launcher_flags().dump_dir;
-  options.memory_budget = launcher_flags().memory_budget;
+  options.memory_budget = MemoryBudget();
   options.trace_file = launcher_flags().dry_run ? "" : launcher_flags().trace;
   options.report_file = launcher_flags().report;
   options.job = job_;

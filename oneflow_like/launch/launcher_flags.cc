@@ -9,6 +9,8 @@ LauncherFlags& launcher_flags() {
   return *flags;
 }
 
+int64_t MemoryBudget() { return ParseBytes("memory_budget", launcher_flags().memory_budget); }
+
 std::vector<FlagGroup> LauncherGroups() {
   LauncherFlags& f = launcher_flags();
   return {
@@ -23,8 +25,8 @@ std::vector<FlagGroup> LauncherGroups() {
         {"seed", &f.seed, "Seeds initial weights, dropout masks and the order of samples.", kAnyValue,
          kCommon | kKept},
         {"memory_budget", &f.memory_budget,
-         "Refuses plans that need more than this many bytes on a device; 0 sets no limit.", kAnyValue,
-         kCommon},
+         "Refuses plans that need more than this many bytes on a device, for example 24GB; 0 sets no limit.",
+         BytesUpTo(0x1p63), kCommon},
         {"tune", &f.tune,
          "Measures cuBLASLt's first algorithms for each matrix product once and uses the fastest (on GPUs); "
          "false uses its first."},

@@ -15,7 +15,7 @@ struct LauncherFlags {
   std::string mesh, devices;
   uint64_t seed = 1;
   int32_t threads = 0, kernel_threads = 0, data_threads = 0;
-  int64_t memory_budget = 0;
+  std::string memory_budget = "0";
 
   int32_t processes = 1, restarts = 0;
   std::string elastic;
@@ -33,6 +33,7 @@ struct LauncherFlags {
   int32_t calibrate_models = kMostModels;
 };
 LauncherFlags& launcher_flags();  // of this process
+int64_t MemoryBudget();           // bytes of --memory_budget
 
 inline constexpr char kGroupOfLogs[] = "inspection";  // whose part of --help has glog's --log_dir
 // "mesh", "processes", "inspection".

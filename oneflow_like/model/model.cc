@@ -5,6 +5,7 @@
 
 #include "actor/net/talk/job.h"
 #include "compiler/passes/passes.h"
+#include "core/one_line.h"
 #include "core/random.h"
 #include "core/system/host_memory.h"
 #include "oneflow_like/model/limits.h"
@@ -17,6 +18,25 @@
 #include "ops/manifest.h"
 
 namespace oneflow_like {
+namespace {
+
+// A topology may have times of the user's operators, so that its file alone does not tell which there are.
+void RequireKnownKernels(const Machine& machine, const Catalog& catalog, const KernelRegistry& registry,
+                         const std::string& file) {
+  if (machine.kernels.empty()) return;
+  const std::vector<std::string> operators = catalog.names();
+  std::set<std::string> known(operators.begin(), operators.end());
+  known.insert(kCollectiveWork);
+  for (const std::string& name : operators) known.insert(registry.Cost(name, "cpu").measured_as);
+  for (const MeasuredKernel& kernel : machine.kernels)
+    if (known.count(kernel.name) == 0 && !registry.Has(kernel.name, "cpu"))
+      Fail(
+          "topology file '", file, "': kernel ", OnOneLine(kernel.name),
+          " is not known: there is no operator of that name; correct or remove the line, or add the operator "
+          "to ModelOptions::operators");
+}
+
+}  // namespace
 
 ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     : options(options), mesh(std::move(mesh)), catalog(BuiltinCatalog()), graph(this, "") {
@@ -56,6 +76,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   AddBoxingKernels(&registry);
   AddCpuKernels(&registry);
   if (options.kernels) options.kernels(&registry);
+  RequireKnownKernels(machine, catalog, registry, options.topology);
   RuntimeThreads(options, RanksHere(), 1);
   kernel_threads = KernelThreadsHere(RuntimeThreads(options, RanksHere(), CoresHere()));
   if (options.job) JoinJob();

@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "actor/net/talk/job.h"
@@ -42,6 +43,8 @@ constexpr double kNear = 1.1;  // times the best time: neighbours of slower plan
 // Acts of a step of all plans tried, together: of neighbours, and of those that are estimated not to fit (or
 // of neighbours if only flags are searched for).
 constexpr int64_t kActsBeside = 3000, kActsMore = 12'000;
+
+constexpr std::string_view kNoneFits = "none fits: ";  // between processes, in place of a result
 
 // Drops candidates that are the same plan as others. Returns how many are left.
 int64_t DropRepeated(const PlanEstimator& estimator, std::vector<PlanCandidate>* some) {
@@ -186,15 +189,27 @@ Wave NextOnHost(TrialPool* pool_of, const PlanSpace& space, const char* parts) {
   return wave;
 }
 
+// "no plan of 4 devices fits: WHY; take more devices or a smaller batch", and what else was not searched.
+template <typename... Why>
+[[noreturn]] void RefuseAll(const PlanSpace& space, const TrialPool& pool, const char* smaller,
+                            const Why&... why) {
+  std::string hint;
+  if (!space.waits)
+    hint = Cat(", or let each layer recompute what makes a plan fit (--recompute=auto)",
+               space.host && pool.machine().host.known ? ", which also tries --offload" : "");
+  throw NoPlanFits(Cat("no plan of ", space.devices, space.devices == 1 ? " device" : " devices",
+                       " fits: ", why..., "; take more devices or a smaller ", smaller, hint));
+}
+
 // Before anything is tried.
-[[noreturn]] void RefuseAll(const PlanSpace& space, const TrialPool& pool, double variables) {
+[[noreturn]] void RefuseByEstimate(const PlanSpace& space, const TrialPool& pool, double variables) {
   const auto smallest = std::min_element(
       pool.entries().begin(), pool.entries().end(),
       [](const TrialEntry& a, const TrialEntry& b) { return a.estimated_bytes < b.estimated_bytes; });
-  Fail("no plan of ", space.devices, " devices fits: weights and optimizer state take ", BytesText(variables),
-       " of a device on average, and the smallest plan, ", smallest->trial.plan.str(), ", about ",
-       BytesText(smallest->estimated_bytes), ", more than the ",
-       BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller model");
+  RefuseAll(space, pool, "model", "weights and optimizer state take ", BytesText(variables),
+            " of a device on average, and the smallest plan, ", smallest->trial.plan.str(), ", about ",
+            BytesText(smallest->estimated_bytes), ", more than the ",
+            BytesText(static_cast<double>(pool.memory())), " there are");
 }
 
 [[noreturn]] void Refuse(const PlanSpace& space, const TrialPool& pool) {
@@ -204,10 +219,10 @@ Wave NextOnHost(TrialPool* pool_of, const PlanSpace& space, const char* parts) {
                                     [&](int t) { return pool.entries()[t].estimated_seconds > 0; });
     Fail("no plan can be built: ", pool.entries()[*built].trial.why);
   }
-  Fail("no plan of ", space.devices, " devices fits: the smallest found, ", least->trial.plan.str(),
-       ", needs ", BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
-       BytesText(static_cast<double>(least->trial.bytes - pool.memory())), " more than the ",
-       BytesText(static_cast<double>(pool.memory())), " there are; take more devices or a smaller batch");
+  RefuseAll(space, pool, "batch", "the smallest found, ", least->trial.plan.str(), ", needs ",
+            BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
+            BytesText(static_cast<double>(least->trial.bytes - pool.memory())), " more than the ",
+            BytesText(static_cast<double>(pool.memory())), " there are");
 }
 
 // Returns an optimistic estimate of the seconds of a plan between candidates that differ in recomputation. A
@@ -333,7 +348,7 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
       PlanEstimator estimator(some, machine, build);
       candidates += EstimateAll(some, estimator, &pool);
       if (const double least = estimator.LeastVariables(); !on_host && !pool.Fits(least))
-        RefuseAll(space, pool, least);
+        RefuseByEstimate(space, pool, least);
       const size_t end = pool.tried().size() + most;
       std::set<std::string> opened;
       try_all([&] { return NextEstimated(&pool, end, Estimated::kFits); });
@@ -357,10 +372,16 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, con
   };
   if (!options.job) return search();
   PlanSearchResult result;
-  const std::string of_zero = FromProcessZero(options.job.get(), "the search for a plan", [&] {
-    result = search();
-    return ToText(result);
-  });
+  const std::string of_zero =
+      FromProcessZero(options.job.get(), "the search for a plan", [&]() -> std::string {
+        try {
+          result = search();
+        } catch (const NoPlanFits& error) {
+          return Cat(kNoneFits, error.what());
+        }
+        return ToText(result);
+      });
+  if (of_zero.starts_with(kNoneFits)) throw NoPlanFits(of_zero.substr(kNoneFits.size()));
   return options.job->process() == 0 ? result : PlanSearchResultFromText(of_zero);
 }
 

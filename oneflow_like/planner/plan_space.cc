@@ -69,7 +69,9 @@ class Space {
   // Virtual stages: those that divide the blocks evenly, where there are such.
   std::vector<int> Rounds(int pp, int64_t m) const {
     if (space_.virtual_stages) {
-      const bool possible = int64_t{pp} * *space_.virtual_stages <= blocks_;
+      // In rounds over one stage nothing is divided.
+      const bool possible =
+          int64_t{pp} * *space_.virtual_stages <= blocks_ && (pp > 1 || *space_.virtual_stages == 1);
       return possible ? std::vector<int>{*space_.virtual_stages} : std::vector<int>();
     }
     std::vector<int> rounds{1};
@@ -120,8 +122,8 @@ class Space {
          " over a batch of ", space_.batch,
          space_.micro_batches ? Cat(" in ", *space_.micro_batches, " micro-batches") : "", " and ", blocks_,
          blocks_ == 1 ? " block" : " blocks",
-         "; dp times the micro-batches must divide the batch, and pp times the virtual stages be at most the "
-         "blocks");
+         "; dp times the micro-batches must divide the batch, pp times the virtual stages be at most the "
+         "blocks, and pp more than 1 if there are virtual stages");
   }
 
   const PlanSpace& space_;

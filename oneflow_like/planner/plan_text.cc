@@ -119,7 +119,13 @@ std::string PlanSearchResult::Text() const {
   for (size_t i = 0; i < std::min(kShown, lost.size()); ++i)
     text += Cat("  ", lost[i].why, ": ", lost[i].plan.str(), "\n");
   if (lost.size() > kShown) text += Cat("  and ", lost.size() - kShown, " more\n");
-  return Cat(text, "chosen: ", chosen().str(), "\n");
+  text += Cat("chosen: ", chosen().str(), "\n");
+  const bool open = !chosen().cuts.empty() || !chosen().waits.empty() || !chosen().stages.empty();
+  if (open)  // of which flags say nothing
+    text +=
+        "  these flags search again, and may find a slower plan; --save_plan=FILE keeps this one for "
+        "--plan\n";
+  return text;
 }
 
 }  // namespace oneflow_like

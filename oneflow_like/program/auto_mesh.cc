@@ -21,8 +21,6 @@ PlanSpace SpaceOfFlags(const Program& program) {
   PlanSpace space;
   const Mesh given = Mesh::Parse(launcher_flags().mesh.empty() ? "cpu" : launcher_flags().mesh);
   space.kind = given.kind();
-  if (given.kinds().size() > 1)
-    Fail("--mesh=", launcher_flags().mesh, ": --auto_mesh finds plans for devices of one kind");
   if (launcher_flags().mesh.find(':') != std::string::npos)
     for (int a = 0; a < given.rank(); ++a) {
       const std::string axis = given.axis_name(a);
@@ -45,6 +43,7 @@ PlanSpace SpaceOfFlags(const Program& program) {
   space.batch = training_flags().batch;
   if (IsGiven("micro_batches")) space.micro_batches = static_cast<int>(training_flags().micro_batches);
   if (IsGiven("virtual_stages")) space.virtual_stages = training_flags().virtual_stages;
+  if (const auto pp = space.extents.find("pp"); pp != space.extents.end()) RequireStagesFor(pp->second);
   if (IsGiven("zero")) space.zero = training_flags().zero;
   space.hybrid_zero = !IsGiven("zero_axis");
   if (IsGiven("schedule")) space.schedule = program.train.schedule;
@@ -93,9 +92,15 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
         program.cut_loss ? program.cut_loss(model, candidate.sequence_parallel) : program.loss(model);
     return Train(loss, program.optimizer, train);
   };
-  const PlanSearchResult found = SearchPlans(space, MachineOfFlags(program, space), build, search);
-  launcher.Print("%s", found.Text().c_str());
-  return found.chosen();
+  try {
+    const PlanSearchResult found = SearchPlans(space, MachineOfFlags(program, space), build, search);
+    launcher.Print("%s", found.Text().c_str());
+    return found.chosen();
+  } catch (const NoPlanFits&) {
+    // The command is ended as by the plan of a given mesh that does not fit.
+    if (program.model.compiled) *program.model.compiled = true;
+    throw;
+  }
 }
 
 }  // namespace oneflow_like

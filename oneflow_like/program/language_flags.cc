@@ -45,7 +45,11 @@ void RequireSequenceAxes(const Mesh& mesh) {
   for (const auto& [on, flag, axis] :
        {std::tuple{language_flags().context_parallel, "context_parallel", "cp"},
         {language_flags().ulysses, "ulysses", "sp"}})
-    if (on && mesh.FindAxes(axis).empty())
+    if (on && training_flags().auto_mesh > 0)
+      Fail("--", flag, " cuts sequences over mesh axis ", axis,
+           ", and --auto_mesh=", training_flags().auto_mesh,
+           " finds extents of dp, tp and pp alone; leave one of the two out");
+    else if (on && mesh.FindAxes(axis).empty())
       Fail("--", flag, " cuts sequences over mesh axis ", axis, ", which the mesh ", mesh.str(),
            " lacks; give it in --mesh, for example ", mesh.kind(), ":", axis, "=2");
 }

@@ -64,6 +64,9 @@ void RequireMeshOf(const SavedPlan& plan, const std::string& where) {
       if (sbp.is_split() && of_stages({entry - 1}))
         Fail(LineInFile(plan, where, "weight " + weight, Cat("pp:", sbp.str())), kWhy,
              "; name another axis of ", mesh);
+  if (d.virtual_stages > 1 && d.mesh.SizeAlong(pp) == 1)
+    Fail(LineInFile(plan, where, "virtual_stages", Cat(d.virtual_stages)),
+         " divides blocks over stages in rounds, but the mesh ", mesh, " has one stage; write 1");
   for (const auto& [stack, blocks] : d.stages)
     if (d.mesh.SizeAlong(pp) == 1)
       Fail(LineInFile(plan, where, "blocks " + stack, NumbersText(blocks)),
@@ -229,7 +232,7 @@ std::string OtherFlags(const Decisions& d, const std::string& where, int64_t bud
   if (one ? d.mesh.size() > 1 : devices > 0 && d.mesh.size() != devices)
     return Cat("the plan of ", where, " is for ", d.mesh.size(), " devices and ",
                one ? "this run has no --mesh" : Cat("--auto_mesh=", devices));
-  const int64_t memory = launcher_flags().memory_budget;
+  const int64_t memory = MemoryBudget();
   if (memory > 0 && (budget == 0 || budget > memory))
     return Cat("the plan of ", where, " was found within ",
                budget == 0 ? "any memory" : Cat(budget, " bytes of a device"),
@@ -289,7 +292,7 @@ bool SearchesForPlan() {
   return training_flags().automatic || training_flags().auto_mesh > 0 || training_flags().recompute == "auto";
 }
 
-std::string PlanState(const std::string& plan) { return Cat(launcher_flags().memory_budget, "\n", plan); }
+std::string PlanState(const std::string& plan) { return Cat(MemoryBudget(), "\n", plan); }
 
 std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
   if (training_flags().plan.empty() && !SearchesForPlan()) return {};
@@ -354,13 +357,13 @@ void TellOtherMachine(const Launcher& launcher, const GivenPlan& given, const st
   const std::string there = given.text.machine;
   if (there == here) return;
   const std::string lost = PartsBeside(there, here), found = PartsBeside(here, there);
-  const std::string differs = lost.empty() && found.empty() ? "whose levels are in another order"
-                              : lost.empty()                ? "like this one, but without " + found
-                              : found.empty()               ? Cat("with ", lost, ", which is not here")
-                                                            : Cat("with ", lost, "; here it has ", found);
+  std::string differs;
+  if (!lost.empty()) differs += Cat("; only that one has ", lost);
+  if (!found.empty()) differs += Cat("; only this one has ", found);
+  if (differs.empty()) differs = "; its levels are in another order";
   launcher.Print(
-      "%s was decided for a machine %s. This run chooses what the plan leaves open for its own machine, so "
-      "memory and last digits may differ\n",
+      "%s was decided for another machine than this run's%s. This run chooses what the plan leaves open for "
+      "its own machine, so memory and last digits may differ\n",
       given.where.c_str(), OnOneLine(differs).c_str());
 }
 

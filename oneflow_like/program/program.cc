@@ -359,10 +359,13 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
   else
     plan = PlanOfAutoMesh(launcher, program);
   const Mesh mesh = plan ? plan->mesh : mesh_of_flags;
-  if (plan)
+  if (plan) {
     UsePlan(launcher, *plan, &program);
-  else
+  } else {
     RequireAxesOfFlags(mesh);
+    // A pipeline that lost processes have made shorter goes on (--elastic).
+    if (!launcher.restarted()) RequireStagesFor(mesh.SizeAlong(mesh.FindAxes("pp")));
+  }
   program.train.parallel.batch = BatchAxis(mesh);
   Model model(mesh, program.model);
   const Tensor loss = OfPlan(given, [&] {

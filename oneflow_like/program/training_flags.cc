@@ -1,7 +1,6 @@
 #include "oneflow_like/program/training_flags.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -18,6 +17,8 @@
 
 namespace oneflow_like {
 namespace {
+
+constexpr double kMostBucketBytes = 0x1p40;
 
 Recompute RecomputeOf(const std::string& name) {
   // What gathers again is another flag's.
@@ -84,20 +85,7 @@ TrainingFlags& training_flags() {
   return *flags;
 }
 
-int64_t BytesOfBucket() {
-  constexpr int64_t kMostBytes = int64_t{1} << 40;
-  std::istringstream text(training_flags().bucket);
-  int64_t number = -1;
-  std::string unit;
-  const bool is_number = static_cast<bool>(text >> number);
-  text >> unit;
-  const std::map<std::string, int64_t> units = {{"", 1}, {"KB", 1 << 10}, {"MB", 1 << 20}, {"GB", 1 << 30}};
-  std::string rest;
-  if (!is_number || number < 0 || units.count(unit) == 0 || text >> rest ||
-      number > kMostBytes / units.at(unit))
-    Fail("--bucket=", training_flags().bucket, ": must be a size such as 25MB, 64KB or 0, below a terabyte");
-  return number * units.at(unit);
-}
+int64_t BytesOfBucket() { return ParseBytes("bucket", training_flags().bucket, kMostBucketBytes); }
 
 std::vector<FlagGroup> TrainingGroups() {
   constexpr double kMany = 1e9;
@@ -170,7 +158,8 @@ std::vector<FlagGroup> TrainingGroups() {
         {"simulate", &f.simulate,
          "Runs the plan on a virtual clock, on the machines of --topology, and prints what a step takes."},
         {"bucket", &f.bucket,
-         "Joins small messages of weights and gradients up to this size, for example 25MB; 0 joins none."},
+         "Joins small messages of weights and gradients up to this size, for example 25MB; 0 joins none.",
+         BytesUpTo(kMostBucketBytes)},
         {"overlap", &f.overlap,
          "Cuts matrix products into up to this many chunks, so that one is computed while another is sent.",
          RangeOf(1, kMostChunks)},
@@ -248,7 +237,7 @@ void CheckTrainingFlags() {
     RequireFlagsAgree(*plan);
     TakeSequenceCuts(*plan);
   }
-  if (RecomputeOf(training_flags().recompute) == Recompute::kAuto && launcher_flags().memory_budget == 0 &&
+  if (RecomputeOf(training_flags().recompute) == Recompute::kAuto && MemoryBudget() == 0 &&
       training_flags().topology.empty() &&
       training_flags().auto_mesh == 0)  // which chooses it, with or without a budget
     Fail(
@@ -263,7 +252,6 @@ void CheckTrainingFlags() {
        {std::pair{"save", &training_flags().save}, {"tensorboard", &training_flags().tensorboard}})
     if (!folder->empty() && *folder == training_flags().save_plan)
       Fail("--save_plan=", training_flags().save_plan, " is the folder of --", flag, "; name a file");
-  BytesOfBucket();
   LayersOfStages();
   ParseOffload(training_flags().offload, "--offload=" + training_flags().offload);
   ParseWantedAlgorithms(training_flags().collective, Cat("--collective=", training_flags().collective));
@@ -303,6 +291,9 @@ std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
 }  // namespace
 
 ProgramFlags TrainingProgram() {
+  if (const std::string& mesh = launcher_flags().mesh;
+      training_flags().auto_mesh > 0 && mesh.substr(0, mesh.find(':')).find('+') != std::string::npos)
+    Fail("--mesh=", mesh, ": --auto_mesh finds plans for devices of one kind; name one, as in --mesh=cuda");
   const std::optional<SavedPlan> plan = PlanOfFile();
   return {.simulates = training_flags().simulate,
           .chosen_mesh_devices = plan ? plan->decisions.mesh.size() : training_flags().auto_mesh,
@@ -341,6 +332,13 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   options.collectives = training_flags().collective;
   if (training_flags().automatic) options.auto_cuts = AutoCuts::kAll;
   return options;
+}
+
+void RequireStagesFor(int pp) {
+  if (training_flags().virtual_stages > 1 && pp == 1)
+    Fail("--virtual_stages=", training_flags().virtual_stages,
+         " deals layers out to the stages of a pipeline in rounds, and pp=1 is one stage; take pp=2 or more ",
+         "in --mesh, or leave the flag out");
 }
 
 void RequireAxesOfFlags(const Mesh& mesh) {

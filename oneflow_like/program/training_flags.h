@@ -47,10 +47,10 @@ inline const std::vector<std::string> kAxes = {"dp", "tp", "pp"}, kMoreAxes = {"
 std::string BatchAxis(const Mesh& mesh);
 inline Annotation CutBatch(const Mesh& mesh) { return {{BatchAxis(mesh), S(0)}}; }
 
-// Returns what these flags mean to the Launcher of a program.
+// Returns what these flags mean to the Launcher of a program. Throws Error for a mesh of several kinds of
+// devices with --auto_mesh.
 ProgramFlags TrainingProgram();
-// Returns the bytes of --bucket, "25MB", "64KB" or "1000000". Throws Error for anything else.
-int64_t BytesOfBucket();
+int64_t BytesOfBucket();  // --bucket
 // Throws Error if flags contradict one another; takes the slash off the end of folders.
 void CheckTrainingFlags();
 // Returns what the groups "parallelism" and those of the launcher ask of a model. Call it when all files that
@@ -59,6 +59,8 @@ void CheckTrainingFlags();
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher);
 // Throws Error, which begins with `who`, for a mesh that is too large for plans.
 void RequireMeshSize(const Mesh& mesh, const std::string& who);
+// Throws Error if --virtual_stages is given and a pipeline of `pp` stages has but one.
+void RequireStagesFor(int pp);
 // Throws Error, naming the flag, where --zero_axis or --reduce_axis names an axis that the mesh lacks.
 void RequireAxesOfFlags(const Mesh& mesh);
 uint64_t SeedOfFlags();

@@ -198,7 +198,7 @@ Json WaitFigures(const Session::Impl& session) {
                     {"how", Described(line.chosen.mode)},
                     {"keeps", line.keeps},
                     {"saves", line.chosen.saves},
-                    {"adds", line.chosen.adds}});
+                    {"takes", line.chosen.takes}});
   return rows;
 }
 

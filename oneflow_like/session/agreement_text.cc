@@ -21,7 +21,7 @@ std::string MachineText(const Machine& machine) {
   if (machine.host.known)
     text += Cat(", copies to hosts by ", machine.host.bandwidth, " bytes/s in ", machine.host.latency, " s");
   if (const std::set<int> apart(machine.nodes.begin(), machine.nodes.end()); !apart.empty())
-    text += Cat(", ", apart.size(), " parts without memory in common");
+    text += Cat(", ", apart.size(), " processes or hosts, each with its own memory");
   return text;
 }
 

@@ -1,5 +1,5 @@
 // The text of --explain: every boxing with its price and its reason, what each block's wait for its gradients
-// saves and adds, and each rank's work beside the mean.
+// saves and takes, and each rank's work beside the mean.
 // And sentences about mesh axes that divide little work.
 #include <algorithm>
 #include <set>
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiler/cost/cost.h"
+#include "core/formatted.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
@@ -15,19 +16,29 @@ namespace oneflow_like {
 
 namespace {
 
+constexpr double kNothing = 5e-9;  // seconds that are printed as 0.00 us
+
 std::string BoxingLines(const Compiled& compiled) {
   std::vector<BoxingPrice> prices = PricesOfBoxing(compiled);
   double bytes = 0;
   for (const BoxingPrice& p : prices) bytes += p.bytes;
   std::string text = Cat("\n", prices.size(), " steps of boxing send ", BytesText(bytes),
                          " a step over the whole mesh; dearest first, by estimated time\n");
+  int64_t free = 0;
   for (const BoxingPrice& p : prices) {
+    if (p.bytes == 0 && p.seconds < kNothing) {
+      ++free;
+      continue;
+    }
     const SourceLine& line = compiled.graph.node(p.node).line;
     text += Cat("  ", SecondsText(p.seconds), "  ", BytesText(p.bytes), "  ", p.primitive,
                 p.algorithm.empty() ? "" : " by " + p.algorithm, " of ", p.value,
                 line.str().empty() ? "" : " at " + line.str(), ": ", p.from, " -> ", p.to, "\n      ", p.why,
                 p.gathered.empty() ? "" : "\n      " + p.gathered, "\n");
   }
+  if (free > 0)
+    text += Cat("  ", free, free == 1 ? " step sends" : " steps send", " nothing and ",
+                free == 1 ? "takes" : "take", " no time, such as local slices\n");
   return text;
 }
 
@@ -56,7 +67,8 @@ std::string WorkLines(const Compiled& compiled, const std::vector<RankSummary>& 
   std::string text = Cat("\nproducts and attention of a step: ", mean / 1e9, " GFLOP a rank in the mean\n");
   for (size_t i = 0; i < work.size(); ++i)
     text += Cat("  rank", summaries[i].ranks.size() == 1 ? " " : "s ", RangesText(summaries[i].ranks), ": ",
-                work[i].heavy_flops / 1e9, " GFLOP, ", mean > 0 ? work[i].heavy_flops / mean : 1,
+                work[i].heavy_flops / 1e9, " GFLOP, ",
+                Formatted("%.2f %%", mean > 0 ? 100 * work[i].heavy_flops / mean : 100),
                 " of the mean; all operators ", work[i].flops / 1e9, " GFLOP\n");
   return text;
 }
@@ -78,11 +90,19 @@ WaitLine LineOf(const WaitPrice& price, double times, bool host) {
   return line;
 }
 
-// "computed again, saves 1.20 MB, adds 0.31 ms"
+// What the step gains if no region repeats anything; empty if none does.
+std::string AllKeptText(const Session::Impl& session) {
+  const std::optional<double> kept = session.all_kept ? session.all_kept() : std::nullopt;
+  if (!kept) return "";
+  return Cat("  if all were kept, a step would take ", SecondsText(*kept), " by estimate instead of ",
+             SecondsText(session.compiled.logical.makespan), "\n");
+}
+
+// "computed again, saves 1.20 MB, takes 0.31 ms"
 std::string WayText(const WaitWay& way) {
   return way.mode == Recompute::kNone
              ? Described(way.mode)
-             : Cat(Described(way.mode), ", saves ", BytesText(way.saves), ", adds ", SecondsText(way.adds));
+             : Cat(Described(way.mode), ", saves ", BytesText(way.saves), ", takes ", SecondsText(way.takes));
 }
 
 }  // namespace
@@ -151,7 +171,8 @@ std::string WaitsText(const std::vector<WaitLine>& lines, bool others) {
   return text.empty()
              ? ""
              : Cat("\nhow values of a block wait for its gradients: bytes of each micro-batch that this "
-                   "saves, and what it adds to a step of a rank\n",
+                   "saves, and the time that a rank takes for it in a step; the step becomes longer by less "
+                   "where this runs beside other work\n",
                    text);
 }
 
@@ -160,7 +181,7 @@ std::string Session::ExplainText() const {
   return Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", a step of ",
              SecondsText(compiled.logical.makespan), " by estimate\n", DecidedText(compiled.options.decided),
              RecomputeText(compiled), BoxingLines(compiled), OverlapLines(compiled),
-             WaitsText(WaitLinesOf(*impl_), /*others=*/true),
+             WaitsText(WaitLinesOf(*impl_), /*others=*/true), AllKeptText(*impl_),
              impl_->next_waits.empty() ? "" : Cat("  ", impl_->next_waits, "\n"),
              WorkLines(compiled, Summaries()));
 }

@@ -22,7 +22,8 @@ struct Session::Impl {
   // Of a training: computes, by running passes, what each way for values to wait would keep and repeat. The
   // Impl must outlive it.
   std::function<std::vector<WaitPrice>()> wait_prices = {};
-  std::string next_waits = {};  // Decided::next_waits
+  std::function<std::optional<double>()> all_kept = {};  // SecondsOfAllKept
+  std::string next_waits = {};                           // Decided::next_waits
   std::set<std::string> outputs = {};
   std::map<std::string, int> inputs = {};  // by name, their value in the compiled graph
   std::string finite = {};                 // output that must be finite, empty for none

@@ -32,7 +32,7 @@ std::string BlocksText(const std::vector<std::string>& blocks, std::optional<dou
 struct WaitWay {
   Recompute mode = Recompute::kNone;
   double saves = 0;  // bytes of a micro-batch on the rank with the largest pieces, compared with keeping all
-  double adds = 0;   // seconds of that rank in a step, by estimate, if nothing else runs meanwhile
+  double takes = 0;  // seconds of that rank in a step, by estimate, if nothing else runs meanwhile
   bool operator==(const WaitWay&) const = default;
 };
 // Blocks for which all ways are worth the same.

@@ -170,13 +170,17 @@ Session SessionOf(const Asked& asked) {
   std::unique_ptr<Session::Impl> impl = CompileSession(asked, budget, decided.decisions, &state);
   impl->trains = asked.training.has_value();
   impl->next_waits = decided.next_waits;
-  if (impl->trains)
+  if (impl->trains) {
     impl->wait_prices = [asked, decisions = decided.decisions, &options = impl->compiled.options,
                          known = std::optional<std::vector<WaitPrice>>()]() mutable {
       if (!known)
         known = PricesOfWaits(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);
       return *known;
     };
+    impl->all_kept = [asked, decisions = decided.decisions, &options = impl->compiled.options] {
+      return SecondsOfAllKept(RunPasses("", kBeforeWaits, GraphOf(asked, decisions), options), options);
+    };
+  }
   // What is said of a plan is all of it; nothing moves these blocks.
   impl->compiled.options.decided.stages.merge(DivisionOfOptions(*asked.source));
   if (asked.check_finite) impl->finite = "loss";

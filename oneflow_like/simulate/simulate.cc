@@ -365,8 +365,11 @@ Simulated Simulate(const Session& session, const Machine& machine, const Simulat
 std::string Simulated::Text(double per_step, const std::string& unit) const {
   std::string text = Cat("simulated: a step takes ", SecondsText(seconds));
   if (per_step > 0) text += Formatted(", %.0f %s/s", per_step / seconds, unit.c_str());
-  text += Formatted("; MFU %.1f %%, %.1f TFLOP/s a device (%.1f with what is computed again)\n", 100 * mfu,
-                    model_flops / seconds / devices / 1e12, flops / seconds / devices / 1e12);
+  const double each = model_flops / seconds / devices;
+  const bool many = each >= 1e11;  // else tenths of TFLOP/s say too little
+  const double scale = many ? 1e12 : 1e9;
+  text += Formatted("; MFU %.1f %%, %.1f %s a device (%.1f with what is computed again)\n", 100 * mfu,
+                    each / scale, many ? "TFLOP/s" : "GFLOP/s", flops / seconds / devices / scale);
   if (plain_flops >= 0) text += Cat("  operations: ", PlainCoresText(plain_flops, flops), "\n");
   text += Formatted("  %-12s %10s %10s %10s  %s\n", "ranks", "computes", "messages", "bubble",
                     "peak memory, by purpose");

@@ -307,12 +307,13 @@ TEST_F(CliTest, KeepsAPlan) {
   EXPECT_EQ(ReadFile(other), ReadFile(ring));
   ExpectError(with({of_ring, "--collective=direct"}),
               {"--collective=direct contradicts --plan=", "which has all_reduce:ring,"});
-  EXPECT_NE(
-      with({of_ring, "--link=8"})
-          .out.find(Cat(of_ring,
-                        " was decided for a machine with 0 devices by 5e+09 bytes/s in 5e-06 s; here it has "
-                        "0 devices by 1e+06 bytes/s in 5e-06 s. This run chooses")),
-      std::string::npos)
+  EXPECT_NE(with({of_ring, "--link=8"})
+                .out.find(Cat(
+                    of_ring,
+                    " was decided for another machine than this run's; only that one has 0 devices by 5e+09 "
+                    "bytes/s in 5e-06 s; only this one has 0 devices by 1e+06 bytes/s in 5e-06 s. This run "
+                    "chooses")),
+            std::string::npos)
       << with({of_ring, "--link=8"}).out;
   std::vector<std::string> run = search;
   run.push_back("--save=" + save);
@@ -435,6 +436,13 @@ TEST_F(CliTest, EditedPlansAreRefusedByLine) {
         "weight tp:S2 block0/mlp/up cuts dimension 2 of a weight of shape [16,64], whose last is 1");
   added("weight pp:S0 block0/mlp/up", "weight pp:S0 block0/mlp/up: pp divides a model into stages");
   added("weight tp:S0,tp:S1 block0/mlp/up", "'tp:S0,tp:S1' has mesh axis tp twice");
+  error("virtual_stages 1\n", "virtual_stages 2\n",
+        ": line 7: virtual_stages 2 divides blocks over stages in rounds, but the mesh cpu:dp=2,tp=2,pp=1 "
+        "has one");
+  error("micro_batches 1\n", std::string("micro_batches 1\0\n", 17), "line 5: it has a byte 0");
+  const std::string marked = Write("edited", "\xef\xbb\xbf" + text);
+  ExpectError(Gpt({"--plan=" + marked}),
+              {"line 1: there is something before or behind \"oneflow_like plan 1\""});
   error("zero 0\n", "zero 1 over pp\n", ": line 8: zero 1 over pp: pp divides a model into stages");
   error("zero 0\n", "zero 1 over cp\n", "line 8: zero: mesh cpu:dp=2,tp=2,pp=1 has no axis cp");
   error("micro_batches 1\n", "micro_batches 65537\n", "line 5: '65537' is no number from 1 to 65536");
@@ -467,7 +475,7 @@ TEST_F(CliTest, AMachineIsPrintedWithoutControlCharacters) {
   text.insert(text.find("\nmachine ") + 9, "\x1b[31mof others, ");
   const Outcome o = Gpt({"--plan=" + Write("edited", text), "--dry_run"});
   EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.out.find("was decided for a machine with \\x1b[31mof others, which is not here"),
+  EXPECT_NE(o.out.find("another machine than this run's; only that one has \\x1b[31mof others. This run"),
             std::string::npos)
       << o.out.substr(0, 500);
 }
@@ -709,6 +717,29 @@ TEST_F(CliTest, LogitsInTilesWhereMemoryAsks) {
                 {Cat("--logits_tile=", value, ": must be auto, or a number of tokens")});
 }
 
+// On one device, too, what is computed again need not be copied to the host.
+TEST_F(CliTest, FlagsOfAPlanOnTheHostChooseWhatIsComputedAgain) {
+  const std::string plan = folder_ + "/plan",
+                    host = std::string(OFL_SOURCE_DIR) + "/examples/topologies/h100.txt";
+  const auto with = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--text=", "--layers=4", "--context=128", "--width=512", "--heads=8",
+                               "--dtype=bf16", "--batch=16", "--memory_budget=700000000", "--recompute=auto",
+                               "--simulate", "--topology=" + host, "--save_plan=" + plan});
+    const Outcome o = Gpt(flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    std::smatch step;
+    EXPECT_TRUE(std::regex_search(o.out, step, std::regex("simulated: a step takes ([0-9.]+) ms"))) << o.out;
+    return std::pair(o.out, step.empty() ? 0 : std::stod(step[1]));
+  };
+  const auto [found, fastest] = with({"--mesh=cuda", "--auto_mesh=1"});
+  EXPECT_NE(found.find("--offload=activations"), std::string::npos) << found;
+  EXPECT_NE(found.find("these flags search again, and may find a slower plan"), std::string::npos) << found;
+  const auto [again, seconds] =
+      with({"--mesh=cuda:dp=1", "--micro_batches=1", "--offload=activations,optimizer"});
+  EXPECT_LE(seconds, 1.03 * fastest) << again;
+  EXPECT_NE(ReadFile(plan).find("\nwait full block0\n"), std::string::npos) << ReadFile(plan);
+}
+
 // Flags that say how another one works are refused where that one is not given.
 TEST_F(CliTest, FlagsThatNeedOthers) {
   ExpectError(Gpt({"--mesh=cpu:dp=2", "--zero_axis=dp"}), {"--zero_axis=dp says over what --zero cuts"});
@@ -766,6 +797,8 @@ TEST_F(CliTest, ModelsThatFlagsContradictAreRefused) {
     };
     refused({"--mesh=cpu:pp=2", "--virtual_stages=8", "--micro_batches=4"},
             {"2 stages", "8 times", "2 layers"});
+    refused({"--mesh=cpu:dp=2", "--virtual_stages=2"}, {"--virtual_stages=2", "pp=1 is one stage"});
+    refused({"--mesh=cpu+cuda"}, {"no axis pp that divides it", "for example cpu+cuda:pp=2"});
     refused({"--mesh=cpu:dp=2", "--micro_batches=9"}, {"micro_batches=9", "batch=4"});
     refused({"--mesh=cpu:dp=2", "--stages=1,1"}, {"2 numbers", "1 stage; it needs 1"});
     refused({"--mesh=cpu:dp=2", "--recompute=auto"}, {"memory_budget"});
@@ -783,7 +816,20 @@ TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=4", "--stages=1,1"}), {"--stages"});
   ExpectError(Gpt({"--auto_mesh=3", "--mesh=cpu:dp=3"}), {"batch of 4", "dp=3"});
   ExpectError(Gpt({"--auto_mesh=4", "--memory_budget=1000"}),
-              {"no plan of 4 devices fits", "more than", "1.00 KB"});
+              {"no plan of 4 devices fits", "more than", "1.00 KB", "(--recompute=auto)"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=1", "--memory_budget=1KB", "--recompute=auto"}),
+              {"no plan of 1 device fits", "more than the 1.02 KB there are; take more devices or a smaller"},
+              kRunError);
+  const Outcome shared = Gpt({"--auto_mesh=2", "--memory_budget=1000", "--processes=2"});
+  EXPECT_EQ(shared.code, kRunError) << shared.err;
+  EXPECT_NE(shared.err.find("no plan of 2 devices fits"), std::string::npos) << shared.err;
+  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu+cuda"}),
+              {"--mesh=cpu+cuda: --auto_mesh finds plans for devices of one kind"});
+  for (const auto& [flag, axis] : {std::pair("--ulysses", "sp"), {"--context_parallel", "cp"}})
+    ExpectError(Gpt({"--auto_mesh=4", flag}),
+                {Cat(flag, " cuts sequences over mesh axis ", axis, ", and --auto_mesh=4 finds")});
+  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:pp=1", "--virtual_stages=2"}),
+              {"--virtual_stages=2", "pp=1 is one stage"});
   ExpectError(Gpt({"--auto_mesh=3", "--processes=2"}), {"3 devices", "2 processes"});
   ExpectError(
       Gpt({"--auto_mesh=4", "--elastic=dp", "--processes=2", "--restarts=1", "--save=" + folder_ + "/e"}),
@@ -840,7 +886,8 @@ TEST_F(CliTest, WrongNumbers) {
   ExpectError(Gpt({"--recompute=some"}), {"--recompute=some", "none, selective, full or auto"});
   ExpectError(Gpt({"--recompute=auto"}), {"--recompute=auto", "--memory_budget", "--topology"});
   for (const char* size : {"some", "-1", "25XB", "25MB more", "9999999TB", "99999999999999999999"})
-    ExpectError(Gpt({std::string("--bucket=") + size}), {"--bucket", size, "25MB"});
+    for (const char* flag : {"--bucket", "--memory_budget"})
+      ExpectError(Gpt({Cat(flag, "=", size)}), {flag, size, "25MB"});
   ExpectError(Run("mlp", {"--epochs=0"}), {"epochs"});
   ExpectError(Run("mlp", {"--batch=0"}), {"batch"});
 }
@@ -1406,7 +1453,8 @@ TEST_F(CliTest, BudgetsBelowTheVariablesAreRefusedAtOnce) {
     }
   }
   ExpectError(Gpt({"--dry_run", "--auto_mesh=16", "--batch=16", "--memory_budget=1000"}),
-              {"no plan of 16 devices fits", "weights and optimizer state take", "about", "1.00 KB"});
+              {"no plan of 16 devices fits", "weights and optimizer state take", "about", "1.00 KB"},
+              kRunError);
 }
 
 TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {

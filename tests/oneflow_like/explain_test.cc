@@ -104,7 +104,7 @@ TEST(Explain, PricesOfWaitsAreWhatBlocksKeep) {
   }
   const std::string text = session.ExplainText();
   const std::string saved = BytesText(2 * (kRanks - 1) * keys);
-  EXPECT_NE(text.find(Cat("\n  4 blocks, block0 to block3: sent again, saves ", saved, ", adds ")),
+  EXPECT_NE(text.find(Cat("\n  4 blocks, block0 to block3: sent again, saves ", saved, ", takes ")),
             std::string::npos)
       << text;
   EXPECT_NE(text.find("\n      or kept; computed again but for products, saves "), std::string::npos) << text;
@@ -148,19 +148,26 @@ TEST(Explain, PricesOfWaitsAreWhatPlansDifferBy) {
     return GptProgram(given).MakeTrain();
   };
   const Session all_kept = plan_with(Recompute::kNone);
+  EXPECT_EQ(all_kept.ExplainText().find("if all were kept"), std::string::npos) << all_kept.ExplainText();
   for (const Recompute mode : {Recompute::kSelective, Recompute::kFull}) {
     const Session again = plan_with(mode);
-    double adds = 0, saves = 0, saves_of_one = 0;
+    double takes = 0, saves = 0, saves_of_one = 0;
     for (const WaitLine& line : WaitLinesOf(*again.impl())) {
       EXPECT_EQ(line.chosen.mode, mode);
-      adds += line.chosen.adds * static_cast<double>(line.blocks.size());
+      takes += line.chosen.takes * static_cast<double>(line.blocks.size());
       saves += line.chosen.saves * static_cast<double>(line.blocks.size());
       saves_of_one = std::max(saves_of_one, line.chosen.saves);
     }
+    EXPECT_NE(again.ExplainText().find(Cat("\n  if all were kept, a step would take ",
+                                           SecondsText(all_kept.impl()->compiled.logical.makespan),
+                                           " by estimate instead of ",
+                                           SecondsText(again.impl()->compiled.logical.makespan), "\n")),
+              std::string::npos)
+        << again.ExplainText();
     const double longer =
         again.impl()->compiled.logical.makespan - all_kept.impl()->compiled.logical.makespan;
-    EXPECT_GT(adds, 0);
-    EXPECT_NEAR(adds, longer, 0.01 * longer) << Name(mode);
+    EXPECT_GT(takes, 0);
+    EXPECT_NEAR(takes, longer, 0.01 * longer) << Name(mode);
     const auto peak = [](const Session& session) {
       return static_cast<double>(session.Summaries()[0].peak_bytes);
     };
@@ -444,7 +451,7 @@ TEST(Explain, TheMeanIsThatOfAllRanks) {
     const std::string text = session.ExplainText(), number = "([-+.e0-9]+)";
     std::smatch mean;
     ASSERT_TRUE(std::regex_search(text, mean, std::regex(number + " GFLOP a rank in the mean"))) << text;
-    const std::regex of_ranks(number + " GFLOP, " + number + " of the mean");
+    const std::regex of_ranks(number + " GFLOP, " + number + " % of the mean");
     double ranks = 0, work = 0, shares = 0;
     size_t line = 0;
     for (std::sregex_iterator at(text.begin(), text.end(), of_ranks), end; at != end; ++at, ++line) {
@@ -452,7 +459,7 @@ TEST(Explain, TheMeanIsThatOfAllRanks) {
       const double alike = static_cast<double>(summaries[line].ranks.size());
       ranks += alike;
       work += alike * std::stod((*at)[1]);
-      shares += alike * std::stod((*at)[2]);
+      shares += alike * std::stod((*at)[2]) / 100;
     }
     EXPECT_EQ(line, summaries.size()) << text;
     EXPECT_EQ(ranks, session.impl()->compiled.graph.mesh().size());

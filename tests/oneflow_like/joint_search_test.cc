@@ -289,12 +289,16 @@ TEST(JointSearch, WhereNothingElseFitsPartsWaitOnTheHost) {
   EXPECT_EQ(parts_on_host(.9), "activations");
   EXPECT_EQ(parts_on_host(.75), "activations,optimizer");
   EXPECT_EQ(parts_on_host(.65), "activations,optimizer,weights");
-  EXPECT_NE(ErrorOf([&] { found(.05); }).find("no plan of 1 devices fits"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { found(.05); }).find("no plan of 1 device fits"), std::string::npos);
   space.host = false;
-  EXPECT_NE(ErrorOf([&] { found(.9); }).find("no plan of 1 devices fits"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { found(.9); }).find("no plan of 1 device fits"), std::string::npos);
   space.host = true;
+  space.waits = false;  // and nothing is tried on the host
+  EXPECT_NE(ErrorOf([&] { found(.9); }).find("(--recompute=auto), which also tries --offload"),
+            std::string::npos);
+  space.waits = true;
   machine.host.known = false;
-  EXPECT_NE(ErrorOf([&] { found(.9); }).find("no plan of 1 devices fits"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { found(.9); }).find("no plan of 1 device fits"), std::string::npos);
 }
 
 // Of a model that is annotated in its code, at a budget that few plans fit.

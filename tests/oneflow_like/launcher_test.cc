@@ -25,7 +25,7 @@ TEST(Launcher, EveryFlagReachesItsOption) {
                     report = testing::TempDir() + "/launcher_test.html";
   std::vector<std::string> flags = {
       "launcher_test",    "--mesh=cpu:tp=2",    "--devices=2,5", "--seed=7",
-      "--threads=3",      "--kernel_threads=2", "--explain",     "--memory_budget=12345",
+      "--threads=3",      "--kernel_threads=2", "--explain",     "--memory_budget=12KB",
       "--check_feeds",    "--check_replicas=9", "--check_nan",   "--dump_dir=" + dump,
       "--trace=" + trace, "--report=" + report, "--tune=false",  "--tf32"};
   std::vector<char*> pointers;
@@ -36,7 +36,7 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   const ModelOptions options = launcher.model_options();
   EXPECT_EQ(options.seed, 7u);
   EXPECT_EQ(options.dump_dir, dump);
-  EXPECT_EQ(options.memory_budget, 12345);
+  EXPECT_EQ(options.memory_budget, 12 << 10);
   EXPECT_EQ(options.trace_file, trace);
   EXPECT_EQ(options.report_file, report);
   EXPECT_TRUE(options.check_feeds);

@@ -108,7 +108,8 @@ TEST(PlanSearch, CandidatesAreAllThereAre) {
         for (int pp = 1; pp <= space.devices; ++pp)
           for (int64_t m = 1; m <= space.batch; ++m)
             if (dp * tp * pp == space.devices && pp * space.virtual_stages.value_or(1) <= blocks &&
-                space.batch % (dp * m) == 0 && (space.extents.empty() || space.extents["tp"] == tp))
+                (pp > 1 || space.virtual_stages.value_or(1) == 1) && space.batch % (dp * m) == 0 &&
+                (space.extents.empty() || space.extents["tp"] == tp))
               meshes.insert(Cat("cpu:dp=", dp, ",tp=", tp, ",pp=", pp, " ", m));
     std::vector<PlanCandidate> all;
     const std::string error = ErrorOf([&] { all = CandidatesOf(space, blocks); });

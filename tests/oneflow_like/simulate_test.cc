@@ -552,6 +552,19 @@ TEST(Topology, SaysWhatIsWrong) {
             std::string::npos);
 }
 
+// Times of an operator that nobody has are a mistake in the file; those of the user's own are none.
+TEST(Topology, KernelsAreOfOperators) {
+  const auto model = [](const std::string& kernel) {
+    const std::string file = WithTopology(Cat(kGood, "kernel ", kernel, " f32 call 0 flop 1e-15 byte 0\n"));
+    return ErrorOf([&] { Model(Mesh::Parse("cpu:dp=1"), {.topology = file}); });
+  };
+  for (const char* known : {"product", "attention_grad", "adamw", "collective", "linear_grad_gelu", "cast"})
+    EXPECT_EQ(model(known), "");
+  const std::string error = model("produkt");
+  EXPECT_NE(error.find("kernel produkt is not known: there is no operator of that name"), std::string::npos)
+      << error;
+}
+
 // Without a simulation, too: what is estimated, and which machine is refused.
 TEST(Topology, PlansAreMadeForItsMachines) {
   const auto estimated = [](const std::string& bandwidth) {
