@@ -64,7 +64,7 @@ class HostPlacer {
     for (int n : order_)
       if (options_.asked.on_host.count(graph_.node(n).name) && graph_.node(n).kind == NodeKind::kVariable)
         graph_.node(n).attrs.Set(kOnHost, int64_t{1});
-    if (offload_.optimizer > 0 || offload_.weights) PlaceUpdates();
+    PlaceUpdates();
     if (!offload_.weights) CopyForCasts();
     CopyForOthers();
   }
@@ -149,8 +149,9 @@ class HostPlacer {
       for (auto [out, in] : graph_.InPlace(n)) {
         const int v = graph_.node(n).in[in];
         const Node& variable = graph_.producer(v);
-        if (!IsState(v) && !(offload_.weights && IsWeight(variable))) continue;
-        update.state.push_back(in);
+        // What another session has put there comes and goes here, too, whatever this one would choose.
+        const bool is_there = OnHost(v) && !(offload_.tables && IsTable(v));
+        if (is_there || IsState(v) || (offload_.weights && IsWeight(variable))) update.state.push_back(in);
       }
       if (update.state.empty()) continue;
       updates.push_back(std::move(update));
@@ -162,18 +163,20 @@ class HostPlacer {
 
   int ReadyAt(const Update& update) const { return update.gradient < 0 ? -1 : position_[update.gradient]; }
 
-  // Lets the share of state that is asked for go, spread evenly over the updates.
+  // Lets the share of state that is asked for go, spread evenly over the updates; what is on the host stays.
   void ChooseShare(std::vector<Update>* updates) const {
     double all = 0, gone = 0;
     for (Update& update : *updates) {
       const Node& node = graph_.node(update.node);
+      const auto may_stay = [&](size_t in) { return IsState(node.in[in]) && !OnHost(node.in[in]); };
       double bytes = 0;
       for (size_t in : update.state) bytes += IsState(node.in[in]) ? Bytes(node.in[in]) : 0;
       all += bytes;
-      if (gone + bytes / 2 <= offload_.optimizer * all)
+      if (gone + bytes / 2 <= offload_.optimizer * all ||
+          std::none_of(update.state.begin(), update.state.end(), may_stay))
         gone += bytes;
       else
-        std::erase_if(update.state, [&](size_t in) { return IsState(node.in[in]); });
+        std::erase_if(update.state, may_stay);
       for (size_t in : update.state) update.bytes += Bytes(node.in[in]);
     }
     std::erase_if(*updates, [](const Update& update) { return update.state.empty(); });

@@ -66,7 +66,8 @@ std::optional<ChunkAxis> ChunkAxisOf(const std::vector<int>& sizes, const Dims& 
     if (!sbp[e].is_split()) continue;
     if (shape[sbp[e].axis] == 1) return std::nullopt;
     if (sbp[e].axis != axis) continue;
-    if (rows.pieces > 1 || shape[axis] % sizes[e] != 0) return std::nullopt;
+    // A grain of a plain signature makes parts uneven.
+    if (rows.pieces > 1 || shape[axis] % sizes[e] != 0 || sbp[e].grain > 1) return std::nullopt;
     rows.pieces = sizes[e];
   }
   if (Plain(shape, sbp, sizes) != sbp || shape.rank() + 2 > Dims::kMaxRank) return std::nullopt;
@@ -191,6 +192,10 @@ std::optional<ChunkPlan> GatherOf(const BatchGraph& in, const std::set<int>& use
   const Value& value = in.graph.value(v);
   ChunkPlan plan{.gather = true, .value = v, .want = want, .entry = Difference(value.sbp, want)};
   if (plan.entry <= 0 || !want[plan.entry].is_broadcast()) return std::nullopt;
+  const auto is_forward = [&](int n) { return in.graph.node(n).phase == Phase::kForward; };
+  // A message that the forward pass waits for has been sent when products of the backward pass begin.
+  const bool for_forward =
+      std::any_of(reads.begin(), reads.end(), [&](const auto& read) { return is_forward(read.first); });
   const Sbp& from = value.sbp[plan.entry];
   for (int a = 0; a < value.shape.rank(); ++a) {
     const std::optional<ChunkAxis> axis = ChunkAxisOf(in.sizes, value.shape, value.sbp, a);
@@ -199,7 +204,7 @@ std::optional<ChunkPlan> GatherOf(const BatchGraph& in, const std::set<int>& use
     Reading others;
     for (auto [r, i] : reads) {
       const std::optional<ProductRows> rows = in.IsProduct(r) ? RowsOf(in.graph, r, i, a) : std::nullopt;
-      if (rows && rows->in[1 - i] < 0 && !used.count(r))
+      if (rows && rows->in[1 - i] < 0 && !used.count(r) && (!for_forward || is_forward(r)))
         products.push_back({r, *rows});
       else
         others.push_back({r, i});

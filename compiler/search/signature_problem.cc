@@ -121,7 +121,7 @@ std::vector<SignatureProblem::Part> SignatureProblem::Along(int n, const Axis& a
                                                             const std::vector<Part>& parts) const {
   std::vector<Part> longer;
   const int entry = axis.entry();
-  const bool variable = graph_.node(n).kind == NodeKind::kVariable;
+  bool all_have_some = graph_.node(n).kind == NodeKind::kVariable;
   const std::vector<int> sizes = graph_.Sizes();
   const auto extend = [&](const Part& part, const Choice& c, int origin) {
     for (const Choice* other : part.along)
@@ -130,7 +130,8 @@ std::vector<SignatureProblem::Part> SignatureProblem::Along(int n, const Axis& a
     next.along.push_back(&c);
     for (size_t i = 0; i < c.in.size(); ++i) next.in[i][entry] = c.in[i];
     for (size_t o = 0; o < c.out.size(); ++o) next.out[o][entry] = c.out[o];
-    if (variable && LeavesSomeEmpty(graph_.value(graph_.node(n).out[0]).shape, next.out[0], entry, sizes))
+    if (all_have_some &&
+        LeavesSomeEmpty(graph_.value(graph_.node(n).out[0]).shape, next.out[0], entry, sizes))
       return;
     if (origin >= 0) next.exact.push_back({origin, entry});
     longer.push_back(std::move(next));
@@ -143,6 +144,7 @@ std::vector<SignatureProblem::Part> SignatureProblem::Along(int n, const Axis& a
         if (c.in[i].is_split()) extend(part, c, static_cast<int>(i));
     }
   if (!longer.empty()) return longer;
+  all_have_some = false;          // an annotation cuts it into more parts than it has elements
   for (const Part& part : parts)  // it has none but cut ones
     for (const Choice& c : axis.Of(n)) extend(part, c, -1);
   return longer;

@@ -124,6 +124,25 @@ TEST(AutoCuts, AnnotationsHold) {
 }
 
 // Experts of ranks that have room, where the search for cuts alone ends at a slower plan.
+// A layer of one column, cut by its annotation over two devices.
+TEST(AutoCuts, AnnotationsMayLeaveADeviceWithoutAPart) {
+  const auto losses = [](const std::string& mesh, AutoCuts cuts) {
+    Model model(Mesh::Parse(mesh), {.auto_cuts = cuts});
+    Tensor x = model.Input("x", {4, 6}, DType::kFloat32);
+    Tensor y = nn::SwiGlu(model.scope() / "mlp", x, {.inner = 1});
+    Session train = Train(mean(square(y - 1)), Sgd{.lr = .1});
+    std::vector<float> result;
+    for (int step = 0; step < 3; ++step)
+      result.push_back(train.Run({{"x", Floats(step, {4, 6})}}).Scalar("loss"));
+    return result;
+  };
+  const std::vector<float> wanted = losses("cpu:dp=1,tp=1", AutoCuts::kNone);
+  for (const char* mesh : {"cpu:dp=1,tp=2", "cpu:dp=2,tp=2", "cpu:tp=2,dp=2"}) {
+    const std::vector<float> got = losses(mesh, AutoCuts::kOpen);
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-5 * wanted[i]) << mesh;
+  }
+}
+
 TEST(AutoCuts, AreNoSlowerThanAnnotations) {
   const auto seconds_of = [](AutoCuts auto_cuts) {
     Model model(Mesh::Parse("cpu:dp=1,tp=4"), {.auto_cuts = auto_cuts});

@@ -240,6 +240,47 @@ TEST(Offload, PlannedIsObserved) {
 }
 
 // A session that reads weights reads them where they lie; checkpoints say nothing of it.
+// Blocks behind which a weight, broadcast over the batch, bounds what they give; and a session of the same
+// training in other micro-batches, or another type, for which it would choose other states to go.
+std::vector<float> LossesInTwoSessions(const ModelOptions& options, const std::string& mesh, int first,
+                                       int second, DType then) {
+  Model model(Mesh::Parse(mesh), options);
+  Tensor x = model.Input("x", {4, 8}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor y = nn::layers(model.scope(), x, 2, [](Scope s, Tensor h, int64_t) {
+    Tensor bound = s.Weight("bound", {8}, Uniform(.5, 2));
+    return minimum(nn::Linear(s, tanh(h), 8), broadcast_to(bound, h.shape()));
+  });
+  y = minimum(y, broadcast_to((model.scope() / "end").Weight("bound", {8}, Uniform(.5, 2)), y.shape()));
+  const Tensor loss = mean(square(y));
+  std::vector<float> losses;
+  TrainOptions train;
+  const auto run = [&](int micro_batches, DType dtype) {
+    train.micro_batches = micro_batches;
+    train.dtype = dtype;
+    Session session = Train(loss, AdamW{.lr = .1, .eps = .01}, train);
+    for (int step = 0; step < 3; ++step)
+      losses.push_back(session.Run({{"x", Floats(step, {4, 8})}}).Scalar("loss"));
+  };
+  run(first, DType::kFloat32);
+  run(second, then);
+  run(first, DType::kFloat32);
+  return losses;
+}
+
+TEST(Offload, SessionsAgreeOnWhatIsOnTheHost) {
+  for (const DType then : {DType::kFloat32, DType::kBFloat16})
+    for (const auto& [first, second] : {std::pair(2, 1), {1, 2}, {4, 2}}) {
+      const std::vector<float> wanted = LossesInTwoSessions({}, "cpu:dp=1", first, second, then);
+      for (const char* what : {"weights", "optimizer:0.4", "optimizer:0.6,weights", "activations,optimizer"})
+        EXPECT_EQ(LossesInTwoSessions({.offload = Of(what, 0)}, "cpu:dp=1", first, second, then), wanted)
+            << what << " in " << first << " micro-batches, then " << second << ", " << Name(then);
+      const std::vector<float> whole = LossesInTwoSessions({}, "cpu:dp=2", first, second, then),
+                               zero = LossesInTwoSessions({.zero = {.axis = "dp", .stage = 3, .small = 0}},
+                                                          "cpu:dp=2", first, second, then);
+      for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(zero[i], whole[i], 1e-5 * whole[i]);
+    }
+}
+
 TEST(Offload, OthersReadAndSave) {
   const std::string folder = Cat(testing::TempDir(), "offload_test.", getpid());
   SmallGpt plain{.mesh = "cpu:dp=2", .zero_axis = "dp", .zero_stage = 3};

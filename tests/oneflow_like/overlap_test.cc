@@ -137,6 +137,62 @@ SmallGpt OverLine(double bandwidth, int chunks, const std::string& sequence = "t
           .overlap = {.chunks = chunks}};
 }
 
+// The gradient of `down` reads the gathered h as well, by rows that could go in chunks; they are no reason
+// for the product of the forward pass to wait for the backward one, whose region computes h again.
+TEST(Overlapping, TheForwardPassWaitsForNoGradient) {
+  const auto losses = [](const std::string& mesh, Recompute recompute, const Overlap& overlap) {
+    Model model(Mesh::Parse(mesh));
+    Tensor x = model.Input("x", {4, 8}, DType::kFloat32);
+    Tensor y = nn::layers(model.scope(), x, 2, [](Scope s, Tensor h, int64_t) {
+      h = matmul(h, s.Weight("up", {8, 16}, Normal(.3), {{"tp", S(1)}}));
+      h = softplus(h + s.Weight("bias", {16}, Normal(.3), {{"tp", S(0)}}));
+      return matmul(h, s.Weight("down", {16, 8}, Normal(.3), {{"tp", S(1)}}));
+    });
+    TrainOptions options;
+    options.recompute = recompute;
+    options.overlap = overlap;
+    Session train = Train(mean(square(y)), Sgd{.lr = .1}, options);
+    std::vector<float> result;
+    for (int step = 0; step < 3; ++step)
+      result.push_back(train.Run({{"x", Floats(step, {4, 8})}}).Scalar("loss"));
+    return result;
+  };
+  const std::vector<float> wanted = losses("cpu:tp=1", Recompute::kNone, {});
+  for (Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+    for (int chunks : {2, 4}) {
+      const std::vector<float> got = losses("cpu:tp=2", recompute, {.chunks = chunks, .always = true});
+      for (size_t i = 0; i < wanted.size(); ++i)
+        EXPECT_NEAR(got[i], wanted[i], 1e-5 * wanted[i]) << Name(recompute) << ", " << chunks << " chunks";
+    }
+}
+
+// Rows of samples that are merged: 12, 9 and 9 of 30 in micro-batches of 4, 3 and 3 samples.
+TEST(Overlapping, MergedRowsMayBeUneven) {
+  const auto losses = [](const std::string& mesh, int micro_batches, const Overlap& overlap) {
+    Model model(Mesh::Parse(mesh));
+    Scope s = model.scope();
+    Tensor x = reshape(model.Input("x", {10, 3, 8}, DType::kFloat32), {30, 8});
+    x = relu(matmul(x, s.Weight("up", {8, 16}, Normal(.3), {{"tp", S(1)}})));
+    x = reshape(matmul(x, s.Weight("down", {16, 8}, Normal(.3), {{"tp", S(0)}})), {10, 3, 8});
+    TrainOptions options;
+    options.micro_batches = micro_batches;
+    options.overlap = overlap;
+    Session train = Train(mean(square(x - 1)), Sgd{.lr = .1}, options);
+    std::vector<float> result;
+    for (int step = 0; step < 3; ++step)
+      result.push_back(train.Run({{"x", Floats(step, {10, 3, 8})}}).Scalar("loss"));
+    return result;
+  };
+  const std::vector<float> wanted = losses("cpu:tp=1", 1, {});
+  for (int micro_batches : {1, 2, 3})
+    for (int chunks : {2, 3}) {
+      const std::vector<float> got = losses("cpu:tp=2", micro_batches, {.chunks = chunks, .always = true});
+      for (size_t i = 0; i < wanted.size(); ++i)
+        EXPECT_NEAR(got[i], wanted[i], 1e-5 * wanted[i])
+            << micro_batches << " micro-batches, " << chunks << " chunks";
+    }
+}
+
 TEST(Overlapping, IsDeclinedInMemoryAndTakenOverALine) {
   EXPECT_TRUE(In(OverLine(0, 4)).products.empty());
   for (const char* sequence : {"tp", ""}) {
