@@ -342,6 +342,10 @@ Simulated Simulate(const Session& session, const Machine& machine, const Simulat
   std::vector<RankSummary> summaries = SummariesOf(impl, played.plans);
   if (std::string warning = PlainCoresWarning(summaries); !warning.empty())
     result.warnings.push_back(std::move(warning));
+  const bool tf32 = compiled.options.asked.tf32;
+  if (tf32 && machine.tf32_flops == 0)
+    result.warnings.push_back(
+        "the topology lacks flops_tf32: products that round to TF32 take the time of whole fp32");
   for (RankSummary& summary : summaries) {
     SimulatedStage stage;
     stage.stage = summary.stage;
@@ -357,7 +361,7 @@ Simulated Simulate(const Session& session, const Machine& machine, const Simulat
     stage.memory = std::move(summary);
     AddStage(std::move(stage), &result.stages);
   }
-  const double peak = machine.FlopsOf(impl.options.dtype, compiled.options.asked.tf32) * world;
+  const double peak = machine.FlopsOf(impl.options.dtype, tf32) * world;
   result.mfu = result.seconds > 0 ? result.model_flops / result.seconds / peak : 0;
   return result;
 }

@@ -150,11 +150,14 @@ Ceilings CeilingsNow() {
 }
 
 void PrintCeilings(const Ceilings& c) {
-  std::printf("result: copy_GBps=%.0f bf16_TFLOPs=%.1f f16_TFLOPs=%.1f f32_TFLOPs=%.1f launch_us=%.2f\n",
-              c.copy / 1e9, c.bf16 / 1e12, c.f16 / 1e12, c.f32 / 1e12, c.launch * 1e6);
   std::printf(
-      "figure: copy %.0f GB/s; products bf16 %.0f, f16 %.0f, f32 %.1f TFLOP/s; a small kernel %.1f us\n",
-      c.copy / 1e9, c.bf16 / 1e12, c.f16 / 1e12, c.f32 / 1e12, c.launch * 1e6);
+      "result: copy_GBps=%.0f bf16_TFLOPs=%.1f f16_TFLOPs=%.1f f32_TFLOPs=%.1f tf32_TFLOPs=%.1f "
+      "launch_us=%.2f\n",
+      c.copy / 1e9, c.bf16 / 1e12, c.f16 / 1e12, c.f32 / 1e12, c.tf32 / 1e12, c.launch * 1e6);
+  std::printf(
+      "figure: copy %.0f GB/s; products bf16 %.0f, f16 %.0f, f32 %.1f, by TF32 %.0f TFLOP/s; a small kernel "
+      "%.1f us\n",
+      c.copy / 1e9, c.bf16 / 1e12, c.f16 / 1e12, c.f32 / 1e12, c.tf32 / 1e12, c.launch * 1e6);
 }
 
 struct HotKernel {

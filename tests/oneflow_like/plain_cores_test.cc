@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <fstream>
 
 #include "examples/bert_model.h"
 #include "examples/dlrm_model.h"
@@ -15,6 +16,7 @@
 #include "examples/unet_model.h"
 #include "examples/vit_model.h"
 #include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 
 namespace oneflow_like {
@@ -197,9 +199,10 @@ TEST(PlainCores, ConvolutionsOfSingleChannelsStay) {
         const RankSummary s = Summary(of(groups), dtype, tf32);
         const bool plain = groups == 8 || (dtype == DType::kFloat32 && !tf32);
         EXPECT_EQ(s.plain_flops > 0, plain) << groups << PlainCoresWarning({s});
-        if (groups == 8 && dtype == DType::kBFloat16)
+        if (groups == 8 && dtype == DType::kBFloat16) {
           EXPECT_NE(PlainCoresWarning({s}).find("as each channel is a group of its own"), std::string::npos)
               << PlainCoresWarning({s});
+        }
       }
 }
 
@@ -214,7 +217,8 @@ TEST(PlainCores, ProductsByTf32TakeItsRate) {
   unknown.tf32_flops = 0;
   for (const char* name : {"product", "linear", "linear_grad_weight"})
     measured.kernels.push_back({name, DType::kFloat32, 0, false, {.calls = 1}});
-  const auto seconds = [](const Machine& on, DType dtype, bool tf32, double* mfu = nullptr) {
+  const std::string lacks = "the topology lacks flops_tf32";
+  const auto seconds = [&](const Machine& on, DType dtype, bool tf32, double* mfu = nullptr) {
     ModelOptions asking;
     asking.tf32 = tf32;
     Model model(Mesh("cuda", {{"dp", 1}}), asking);
@@ -225,6 +229,15 @@ TEST(PlainCores, ProductsByTf32TakeItsRate) {
     const Session session = Train(mean(square(matmul(x, w))), Sgd{.lr = 0.1}, options);
     const Simulated simulated = Simulate(session, on);
     if (mfu) *mfu = simulated.mfu;
+    if (on.kernels.empty()) {  // estimates, of the same work
+      const Graph& graph = session.impl()->compiled.graph;
+      CostModel cost(graph, on);
+      double estimated = 0;
+      for (int n : graph.Order()) estimated += ActsOf(graph, graph.node(n)) * cost.Seconds(n);
+      EXPECT_NEAR(estimated, simulated.seconds, 0.01 * simulated.seconds);
+    }
+    EXPECT_EQ(simulated.Text(0, "").find(lacks) != std::string::npos,
+              tf32 && dtype == DType::kFloat32 && on.tf32_flops == 0);
     return simulated.seconds;
   };
   double plain_mfu = 0, mfu = 0;
@@ -236,6 +249,32 @@ TEST(PlainCores, ProductsByTf32TakeItsRate) {
   EXPECT_EQ(seconds(machine, DType::kBFloat16, true), seconds(machine, DType::kBFloat16, false));
   EXPECT_GT(seconds(measured, DType::kFloat32, false), 1);
   EXPECT_NEAR(seconds(measured, DType::kFloat32, true), rounded, 1e-3 * rounded);
+}
+
+// Slow products are done in halves, whose gradients are then summed over a slow link; those that TF32 makes
+// fast are done whole on both devices.
+TEST(PlainCores, SignaturesAreChosenAtTheRateOfTf32) {
+  const std::string file = testing::TempDir() + "tf32.txt";
+  std::ofstream(file) << "memory_bandwidth 1e12\nflops_fp32 1e9\nflops_tf32 1e13\nflops_16bit 1e13\n"
+                      << "level node devices 2 latency 1e-6 bandwidth 1e7\n";
+  for (const bool tf32 : {false, true}) {
+    ModelOptions options;
+    options.tf32 = tf32;
+    options.topology = file;
+    Model model(Mesh("cuda", {{"tp", 2}}), options);
+    Tensor x = model.Input("x", {512, 512}, DType::kFloat32);
+    Tensor w = model.scope().Weight("w", {512, 512}, Normal(0.1));
+    const Session session = Train(mean(square(matmul(x, w))), Sgd{.lr = 0.1});
+    const Graph& graph = session.impl()->compiled.graph;
+    int products = 0;
+    for (int n : graph.Order()) {
+      const Node& node = graph.node(n);
+      if (node.op != "matmul" && node.op != "einsum") continue;
+      ++products;
+      EXPECT_EQ(node.want[0][1].is_split() || node.want[1][1].is_split(), !tf32) << graph.Describe(n);
+    }
+    EXPECT_EQ(products, 2);
+  }
 }
 
 // Where it was asked for in vain a sentence says why.
