@@ -68,6 +68,12 @@ std::vector<FlashShape> Shapes() {
   add(DType::kBFloat16, true, 1, 32, 8192, 8192, 128, 0, 4);
   add(DType::kBFloat16, true, 1, 28, 8192, 8192, 128, 0, 7);
   add(DType::kBFloat16, true, 1, 71, 2048, 2048, 64, 0, 71);
+  add(DType::kFloat16, true, 2, 14, 1023, 1023, 64, 0, 7);
+  add(DType::kBFloat16, true, 2, 32, 2048, 2048, 96, 0, 4);
+  add(DType::kBFloat16, true, 1, 32, 2047, 2047, 160, 0, 4);
+  add(DType::kBFloat16, true, 1, 16, 2048, 2048, 256, 0, 16);
+  add(DType::kBFloat16, false, 8, 6, 1370, 1370, 64);  // ViT, patches of 14
+  add(DType::kBFloat16, false, 2, 5, 963, 963, 72);
   add(DType::kBFloat16, false, 2, 6, 77, 77, 40, 0, 2);
   add(DType::kBFloat16, true, 2, 8, 1, 1024, 128, 1023, 4);  // one query behind a cache
   // Masks that operands say: padding, packed documents.
@@ -156,6 +162,18 @@ std::vector<ConvolutionCase> ConvolutionCases() {
       {64, 28, 256, 256, 3, 1, 1, 1, kF32},
       {64, 224, 3, 64, 7, 2, 1, 1, kF32},
       {32, 56, 96, 96, 3, 1, 96, 1, kF32},
+      {8, 217, 3, 195, 7, 7},  // of sizes that divide nothing
+      {8, 221, 3, 704, 13, 13},
+      {8, 57, 3, 33, 7, 2},
+      {8, 57, 33, 64, 3, 1},
+      {8, 57, 48, 96, 5, 3, 8},
+      {8, 57, 48, 96, 3, 1, 3},
+      {8, 57, 32, 48, 3, 1, 1, 4},
+      {8, 55, 48, 48, 3, 2, 1, 2},
+      {8, 57, 32, 64, 1, 2},
+      {8, 114, 16, 32, 4, 2},
+      {8, 57, 3, 33, 7, 2, 1, 1, kF16},
+      {8, 57, 48, 96, 3, 1, 3, 1, kF16},
   };
 }
 

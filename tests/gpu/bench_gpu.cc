@@ -37,6 +37,7 @@ DEFINE_string(dtype, "bf16", "fp32, bf16 or fp16");
 DEFINE_int32(device, 0, "number of the GPU");
 DEFINE_int32(steps, 30, "measured, after 5 that are not");
 DEFINE_int32(hottest, 10, "kernels that are shown");
+DEFINE_bool(tune, true, "steps: take the fastest of the library's proposals; else its first");
 
 namespace oneflow_like::gpu {
 
@@ -105,6 +106,7 @@ class Training {
   static ModelOptions Options() {
     ModelOptions options;
     options.devices = {FLAGS_device};
+    options.tune = FLAGS_tune;
     return options;
   }
 

@@ -8,6 +8,7 @@
 #                                   in any case, where a command may not take longer. Without --only= each check has
 #                                   its share of them (limit_of), so that one that is slow leaves time to the others
 #   ./run.sh --out=DIR              the table, and what all checks printed, packed: at most 8 files of 16 MiB
+#   ./run.sh --sanitize=FILTER      of the operators' tests only these under the sanitizers, where time is short
 #   ./run.sh --nccl=DIR             a folder with libnccl.so.2 of 2.30 or newer, for 'ranks': several on one card
 #   ./run.sh --apart                one check at a time; else those of correctness run side by side where there are at
 #                                   least eight cores (their seconds are then those of all)
@@ -27,11 +28,12 @@ CORRECTNESS="$TOGETHER out_of_memory"  # which wants the whole card
 SANITIZERS="racecheck memcheck"
 MODELS="llama_160m resnet_50 llama_1b moe_64 vit_base bert_base dlrm unet caption insightface"  # as in peers/steps_cuda.py
 FIRST="steps_124M torch_124M model_llama_160m model_resnet_50 model_llama_1b model_moe_64 calibrate"
-REST="model_vit_base model_bert_base steps_1.3B torch_1.3B model_dlrm model_unet model_caption model_insightface ceilings attention grouped norms kernels_124M kernels_1.3B gemms_124M gemms_1.3B"
+REST="model_vit_base model_bert_base steps_124M_untuned tf32 steps_1.3B torch_1.3B model_dlrm model_unet model_caption model_insightface ceilings attention grouped norms kernels_124M kernels_1.3B gemms_124M gemms_1.3B"
 SPEED="$FIRST $REST"
 CHECKS="$CORRECTNESS $FIRST ranks $SANITIZERS $REST"
 apart=no seed=$(date +%s) signature_seconds=60
 only= device=0 logs=logs limit=1800 total=0 python= caches=caches nccl= out=
+sanitize='-Nccl*:Ranks*:Memory*:Faults*:*ModelSizes*'
 for argument in "$@"; do
   case $argument in
     --only=*) only=$(echo "${argument#*=}" | tr ',' ' ') ;;
@@ -42,12 +44,13 @@ for argument in "$@"; do
     --python=*) python=${argument#*=} ;;
     --nccl=*) nccl=${argument#*=} ;;
     --out=*) out=${argument#*=} ;;
+    --sanitize=*) sanitize=${argument#*=} ;;
     --apart) apart=yes ;;
     --seed=*) seed=${argument#*=} ;;
     --signature_seconds=*) signature_seconds=${argument#*=} ;;
     --caches=*) caches=${argument#*=} ;;
     --list) echo $CHECKS; exit 0 ;;
-    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --apart --seed=N --signature_seconds=N --python=FILE --caches=DIR --nccl=DIR --out=DIR --list" >&2; exit 1 ;;
+    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --apart --seed=N --signature_seconds=N --python=FILE --caches=DIR --nccl=DIR --out=DIR --sanitize=FILTER --list" >&2; exit 1 ;;
   esac
 done
 only=$(for check in $only; do
@@ -120,7 +123,7 @@ limit_of() {
     out_of_memory | ceilings) echo 30 ;;
     steps_* | model_dlrm | model_unet | model_caption | attention | grouped | norms) echo 60 ;;
     model_bert_base) echo 150 ;;  # PyTorch compiles it for longer than the others
-    ranks | model_* | kernels_*) echo 90 ;;
+    ranks | tf32 | model_* | kernels_*) echo 90 ;;
     torch_*) echo 120 ;;
     racecheck | memcheck | calibrate) echo 150 ;;
     *) echo 210 ;;
@@ -178,7 +181,7 @@ sanitizer() {
     missing "compute-sanitizer is not installed"
     return 1
   fi
-  sanitized '-Nccl*:Ranks*:Memory*:Faults*:*ModelSizes*' "$log.records"
+  sanitized "$sanitize" "$log.records"
   code=$?
   grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/=* *//; s/^/figure: /'
   # Where the tool does not know the card or its driver nothing has been checked.
@@ -443,6 +446,34 @@ calibrate() {
   return $wrong
 }
 
+# What the choice among the library's proposals gains: the step with its first ones, beside the tuned one.
+untuned() {
+  bench --what=steps --model=124M --batch=32 --tune=false || return
+  untuned=$(value "$log" step_ms) tuned=$(value "$logs/steps_124M.log" step_ms)
+  [ -z "$tuned" ] || echo "figure: $untuned ms a step untuned, $tuned tuned: $(awk "BEGIN { printf \"%.3f\", $untuned / $tuned }") times as fast"
+}
+
+# Steps in fp32, with operands of products and convolutions rounded to TF32 and without.
+tf32() {
+  text= wrong=0
+  for name in gpt_124M resnet_50; do
+    flags=$(flags_of "$name")
+    program=${flags%% *}
+    # shellcheck disable=SC2086
+    set -- ${flags#* } --mesh=cuda:dp=1 "--devices=$device" --eval_batches=0 --steps=12
+    case $program in gpt) set -- "$@" --sample_tokens=0 --batch=8 ;; esac
+    for on in false true; do ours "bin/$program" "$@" --tf32=$on "--log_json=$logs/tf32_${name}_$on.json" || return; done
+    whole=$(median_step "$logs/tf32_${name}_false.json") rounded=$(median_step "$logs/tf32_${name}_true.json")
+    differs=$(losses_differ "$logs/tf32_${name}_false.json" "$logs/tf32_${name}_true.json" 4)
+    [ -n "$whole" ] && [ -n "$rounded" ] || { echo "error: $program wrote no times of steps" && return 1; }
+    text="$text${text:+; }$name $whole ms a step in fp32, $rounded with TF32, the losses of 4 steps differ by $differs"
+    awk "BEGIN { exit !($rounded < $whole) }" || { echo "error: $name is no faster with TF32" && wrong=1; }
+    awk -v a="$differs" 'BEGIN { exit !(a != "missing" && a + 0 <= 1e-2) }' || { echo "error: $name has other losses with TF32" && wrong=1; }
+  done
+  echo "figure: $text"
+  return $wrong
+}
+
 # A program's step in bf16 beside the same model's in PyTorch, compiled.
 model_step() {  # name, as in peers/steps_cuda.py
   rm -f "$logs/model_$1.twin"
@@ -520,7 +551,9 @@ run_check() {
     memcheck | racecheck) sanitizer "$1" ;;
     ceilings) bench --what=ceilings ;;
     calibrate) calibrate ;;
+    tf32) tf32 ;;
     steps_124M) bench --what=steps --model=124M --batch=32 ;;
+    steps_124M_untuned) untuned ;;
     steps_1.3B) bench --what=steps --model=1.3B --batch=8 ;;
     torch_124M) torch_steps 124M 32 ;;
     torch_1.3B) torch_steps 1.3B 8 ;;

@@ -148,6 +148,7 @@ case "$*" in
   *"tool memcheck"*) echo '========= ERROR SUMMARY: 0 errors' && exit 0 ;;
 esac
 echo run >> "$RECORDS/runs"
+echo "$*"
 echo '[ RUN      ] Catalog/Ops.Work/softmax'
 if [ "$(wc -l < "$RECORDS/runs")" -le "$TIMES" ]; then
   echo '========= Error: Race reported between Write access at void oneflow_like::Rows(int *, float)+0x2d0 in rows.h:42'
@@ -165,6 +166,9 @@ TIMES=0
 run 0 --only=racecheck,memcheck
 expect '^\| racecheck \| passed \| RACECHECK SUMMARY: 0 hazards'
 expect '^\| memcheck \| passed \| ERROR SUMMARY: 0 errors'
+rm -f runs
+run 0 --only=racecheck --sanitize='*/softmax'
+expect 'bin/ops_gpu --device=0 --quick --apart --gtest_filter=\*/softmax$' logs/racecheck.log
 rm -f runs
 TIMES=1
 run 0 --only=racecheck
@@ -202,6 +206,33 @@ expect '^\| calibrate \| passed \| calibrated in [0-9]+ s; gpt_124M predicted 10
 PREDICTED=11.5
 run 1 --only=calibrate
 expect '^\| calibrate \| FAILED \(1\) \| .*; error: a step is more than 10 % off'
+
+# Steps in fp32 with TF32 and without; and with the library's first proposals beside the fastest.
+for program in gpt resnet; do
+  script bin/$program <<'TEXT'
+for argument in "$@"; do
+  case $argument in --log_json=*) to=${argument#*=} ;; esac
+done
+ms=30.0 loss=2.0
+case "$*" in *--tf32=true*) ms=$ROUNDED loss=$LOSS ;; esac
+for step in 1 2 3 4 5 6 7; do echo "{\"step\": $step, \"loss\": $loss, \"step_ms\": $ms}"; done > "$to"
+TEXT
+done
+export ROUNDED LOSS
+ROUNDED=10.0 LOSS=2.001
+run 0 --only=tf32
+expect '^\| tf32 \| passed \| gpt_124M 30.0 ms a step in fp32, 10.0 with TF32, the losses of 4 steps differ by 5.0e-04; resnet_50 30.0 '
+ROUNDED=31.0
+run 1 --only=tf32
+expect '^\| tf32 \| FAILED \(1\) \| .*; error: gpt_124M is no faster with TF32'
+ROUNDED=10.0 LOSS=2.1
+run 1 --only=tf32
+expect '^\| tf32 \| FAILED \(1\) \| .*; error: gpt_124M has other losses with TF32'
+script bin/bench_gpu <<'TEXT'
+case "$*" in *--tune=false*) echo 'result: step_ms=66.0' ;; *) echo 'result: step_ms=60.0' ;; esac
+TEXT
+run 0 --only=steps_124M,steps_124M_untuned
+expect '^\| steps_124M_untuned \| passed \| 66.0 ms a step untuned, 60.0 tuned: 1.100 times as fast'
 
 # A list that was asked for is compiled ahead where checks of correctness run, however late: no two minutes end it.
 script tools/python_of_torch <<'TEXT'
