@@ -180,7 +180,7 @@ TEST_F(OwnFolders, ARunThatGoesOnSaysWhatHasChanged) {
   };
   silent(run(10));
   silent(run(20, {"--schedule_steps=10"}));
-  // 0.1 of 1e-3 at the end; the middle of a cosine of 30 steps behind 15 of rise.
+  // 0.1 of 1e-3 at the end; the middle of a cosine of 30 steps behind a warm-up of 15.
   Says(run(30, {"--schedule_steps=40"}), 0,
        {"the learning rate of step 20 is 0.001, and was 0.0001 in the saved run (warm-up steps 20 in place "
         "of 5, "
@@ -197,8 +197,8 @@ TEST_F(OwnFolders, ARunThatGoesOnSaysWhatHasChanged) {
         ": it goes on at sample 164 of the run, which is sample 164 of epoch 0 and was sample "});
   silent(run(43, {"--lr=0.002", "--schedule_steps=40"}));
   Says(run(44, {"--lr=0.002", "--schedule_steps=40", "--warmup=7"}), 0,
-       {"the learning rate of step 43 is 0.0002, as in the saved run, but its schedule has changed (steps of "
-        "rise 7 in place of 20)\n"});
+       {"the learning rate of step 43 is 0.0002, as in the saved run, but its schedule has changed (warm-up "
+        "steps 7 in place of 20)\n"});
 }
 
 // Averages of weights begin where a run goes on with --average, and end where it goes on without.
