@@ -16,6 +16,14 @@
 
 namespace oneflow_like {
 
+std::string LackOf(const OpDef& def) {
+  if (def.name.empty()) return "a name (OpDef::name)";
+  if (def.axes.empty() && !def.axes_of) return "a line of labelled axes (OpDef::axes)";
+  if (!ReferenceKernel(def) && !def.view)
+    return "a kernel (OpDef::reference), or a program of steps to make one of (OpDef::scalar)";
+  return "";
+}
+
 void Catalog::Add(OpDef def) {
   CHECK(!def.name.empty()) << "an operator without a name";
   CHECK(!def.axes.empty() || def.axes_of) << "operator " << def.name << " has no line of labelled axes";
@@ -99,6 +107,18 @@ void CheckInputCount(const std::string& axes, const OpCall& call) {
   }
 }
 
+// A label that is misspelt in a note would be ignored, and what must be whole be cut.
+void RequireLabels(const std::string& who, const BoundRule& rule) {
+  const auto known = [&](const std::string& label, const char* note) {
+    if (rule.extents.count(label) == 0)
+      Fail(who, ": ", note, " of its rule names the label ", label, ", which none of its axes has");
+  };
+  for (const std::string& label : rule.notes.whole) known(label, "whole");
+  for (const std::string& label : rule.notes.expandable) known(label, "expandable");
+  for (const auto& [label, fold] : rule.notes.folds) known(label, "folds");
+  for (const auto& [label, with] : rule.notes.along) known(label, "along");
+}
+
 }  // namespace
 
 BoundRule BindOp(const OpDef& def, const OpCall& call) {
@@ -112,7 +132,9 @@ BoundRule BindOp(const OpDef& def, const OpCall& call) {
   notes.along = def.along;
   std::map<std::string, int64_t> given;
   if (def.extents) given = def.extents(call);
-  return Bind(call.who, axes, notes, call.shapes, given);
+  const BoundRule rule = Bind(call.who, axes, notes, call.shapes, given);
+  if (!def.axes_of) RequireLabels(call.who, rule);  // a computed line may lack those of an optional operand
+  return rule;
 }
 
 Inferred Infer(const OpDef& def, const OpCall& call) {

@@ -139,6 +139,9 @@ struct OpDef {
   std::vector<Sample> samples;
 };
 
+// What an operator's entry needs and has not, for messages; empty: nothing.
+std::string LackOf(const OpDef& def);
+
 class Catalog {
  public:
   void Add(OpDef def);                              // CHECKs that the name is new

@@ -19,7 +19,7 @@ constexpr double kPlanBytes = 4;
 // Axes that change beyond this number change together with the last: the search is over all subsets.
 constexpr int kMaxItems = 5;
 
-// A layout held inline. REQUIRES: at most kMaxMeshAxes axes.
+// A layout held inline.
 struct State {
   std::array<int, kMaxMeshAxes> fixed;
   std::array<Sbp, kMaxMeshAxes + 1> sbp;
@@ -464,12 +464,6 @@ void Planner::Reach(const State& to) {
   if (to_time.is_partial()) ChangeTime(Primitive::kKeep, to_time);
 }
 
-void CheckAxes(const Mesh& mesh) {
-  if (mesh.rank() <= kMaxMeshAxes) return;
-  Fail("mesh ", mesh.str(), " has ", mesh.rank(), " axes, but tensors are boxed on at most ", kMaxMeshAxes,
-       "; merge some of its axes");
-}
-
 }  // namespace
 
 const Topology::Link& Topology::Spanning(int64_t span) const {
@@ -496,7 +490,6 @@ double BoxingLoad::seconds() const {
 
 std::vector<BoxingStep> PlanBoxing(const Mesh& mesh, int times, const Dims& shape, const Layout& from,
                                    const Layout& to, const Topology& topology) {
-  CheckAxes(mesh);
   std::vector<BoxingStep> steps;
   Planner planner(mesh, times, shape, from, topology, &steps);
   planner.Reach(to);
@@ -506,7 +499,6 @@ std::vector<BoxingStep> PlanBoxing(const Mesh& mesh, int times, const Dims& shap
 BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
                         const Layout& from, const Layout& to, const Topology& topology) {
   if (from == to) return {};
-  CheckAxes(mesh);
   Planner planner(mesh, times, shape, from, topology, nullptr);
   planner.Reach(to);
   return {planner.cost().seconds(static_cast<double>(element_bytes)), planner.cost().moved};
@@ -514,14 +506,12 @@ BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t 
 
 BoxingCost CostOfBoxingStep(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
                             const Layout& from, const Layout& to, const Topology& topology) {
-  CheckAxes(mesh);
   const Cost cost = Planner(mesh, times, shape, from, topology, nullptr).CostOfOne(to);
   return {cost.seconds(static_cast<double>(element_bytes)), cost.moved};
 }
 
 BoxingLoad LoadOfBoxingStep(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
                             const Layout& from, const Layout& to, const LinkLevels& levels) {
-  CheckAxes(mesh);
   return Planner(mesh, times, shape, from, levels.topology, nullptr)
       .LoadOfOne(to, static_cast<double>(element_bytes), levels);
 }

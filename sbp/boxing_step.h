@@ -8,8 +8,6 @@
 
 namespace oneflow_like {
 
-constexpr int kMaxMeshAxes = 8;  // of a mesh that tensors are boxed on
-
 // A layout without its storage: per mesh axis the fixed coordinate or Slice::kFree; sbp[0] is time.
 struct LayoutView {
   const int* fixed = nullptr;

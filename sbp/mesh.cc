@@ -68,6 +68,8 @@ Mesh::Mesh(std::string kind, Axes axes, std::vector<int> devices, const Groups& 
            kinds().size() > 1 ? ", or both as in cpu+cuda" : "");
     }
   }
+  if (rank() > kMaxMeshAxes)
+    Fail("mesh ", text, ": ", rank(), " axes, but a mesh has at most ", kMaxMeshAxes, "; merge some of them");
   std::set<std::string> seen;
   int64_t count = 1;
   for (const auto& [name, extent] : axes_) {

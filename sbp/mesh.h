@@ -19,15 +19,18 @@ inline bool HasAxis(const MeshAxes& axes, int axis) {
   return std::find(axes.begin(), axes.end(), axis) != axes.end();
 }
 
+constexpr int kMaxMeshAxes = 8;
+
 class Mesh {
  public:
   using Axes = std::vector<std::pair<std::string, int>>;            // names and extents
   using Groups = std::vector<std::pair<std::string, std::string>>;  // names, and "replica*dp"
 
   Mesh() = default;
-  // Throws Error for an unknown device kind, an axis named twice or "time", and an extent below 1. Devices
-  // are 0 .. size()-1, the last axis running fastest, unless `devices` lists others. A group is of axes of
-  // the mesh and groups before it, each axis once and in the mesh's order, without "pp"; its name is no axis.
+  // Throws Error for an unknown device kind, an axis named twice or "time", an extent below 1, and more than
+  // kMaxMeshAxes axes. Devices are 0 .. size()-1, the last axis running fastest, unless `devices` lists
+  // others. A group is of axes of the mesh and groups before it, each axis once and in the mesh's order,
+  // without "pp"; its name is no axis.
   Mesh(std::string kind, Axes axes, std::vector<int> devices = {}, const Groups& groups = {});
   // "cpu:dp=2,tp=2", "cpu" (one device), "cpu:replica=2,dp=2; fsdp=replica*dp"; throws Error
   static Mesh Parse(const std::string& text);

@@ -152,6 +152,7 @@ class OfWeight : public WeightUpdate {
   Tensor Rate(double lr) override { return numbers_.Rate(lr * RateFactor()); }
   Tensor Updates() override { return numbers_.Updates(); }
   void Assign(Tensor variable, Tensor value) override {
+    if (!value.defined()) Fail(Who(), ": it assigns a Tensor that was never given a value");
     if (variable.graph() != &graph_)
       Fail(Who(), ": it assigns to a variable of the graph; Assign takes the weight and its states");
     const Tensor after = AssignIf(applies_, variable, value);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,9 @@ class FeedSource {
   virtual ~FeedSource() = default;
   // The next step's feeds. Throws Error when there are none, or they cannot be read.
   virtual FeedPieces Next() = 0;
-  // Samples of a step, of all processes together, along the first axis of every input that it feeds; 0: not
-  // known.
-  virtual int64_t batch() const { return 0; }
+  // The shape of what it feeds to an input in a step, of all processes together, the batch first; nullopt:
+  // not known.
+  virtual std::optional<Dims> ShapeOf(const std::string& /*input*/) const { return std::nullopt; }
   // What the processes of a job compare once, before the first step from this source; empty: nothing.
   virtual std::vector<SourceFact> Facts() const { return {}; }
   bool compared = false;  // whether they have, set by Session::Run

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "oneflow_like/text/utf8.h"
 
 namespace oneflow_like {
 namespace {

@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "oneflow_like/text/json_text.h"
+#include "oneflow_like/text/utf8.h"
 
 namespace oneflow_like {
 namespace {
@@ -173,15 +174,6 @@ FolderLock::FolderLock(std::string folder, const std::string& name, const std::s
 }
 
 FolderLock::~FolderLock() { close(fd_); }
-
-bool IsUtf8(const std::string& text) {
-  try {
-    (void)json(text).dump();
-    return true;
-  } catch (const json::exception&) {
-    return false;
-  }
-}
 
 void SyncFolder(const std::string& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

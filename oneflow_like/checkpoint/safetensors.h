@@ -109,9 +109,6 @@ class FolderLock {
   int fd_ = -1;
 };
 
-// Whether the text is valid UTF-8, so that JSON can hold it.
-bool IsUtf8(const std::string& text);
-
 // Makes a rename or a new file in the folder durable.
 void SyncFolder(const std::string& folder);
 

@@ -16,6 +16,7 @@
 #include "oneflow_like/job/replicas_check.h"
 #include "oneflow_like/job/together.h"
 #include "oneflow_like/model/variables.h"
+#include "oneflow_like/text/utf8.h"
 
 namespace oneflow_like {
 namespace {

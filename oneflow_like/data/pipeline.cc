@@ -33,6 +33,7 @@ namespace {
 constexpr int64_t kChunkBytes = 1 << 16;  // least bytes of samples that are worth a chunk
 constexpr int kMostSubstitutes = 100;
 constexpr int64_t kMostBatch = int64_t{1} << 48;  // elements of a tensor
+constexpr int kMostThreads = 4096;
 constexpr size_t kMostLogged = 20;
 
 // oneTBB sees to it that what a thread did is seen by the one that goes on with it. ThreadSanitizer does not
@@ -129,6 +130,7 @@ struct DataPipeline::Impl {
   std::thread runner;
 
   void Prepare();
+  Dims ShapeOf(const SampleField& field) const;
   void WantOf(size_t field);
   void MakeChunks();
   std::unique_ptr<Batch> NewBatch(int64_t first) const;
@@ -143,10 +145,16 @@ struct DataPipeline::Impl {
   void Run();
 };
 
+// Of a field in a batch.
+Dims DataPipeline::Impl::ShapeOf(const SampleField& field) const {
+  Dims shape = {options.batch};
+  for (int64_t extent : field.shape) shape.push_back(extent);
+  return shape;
+}
+
 void DataPipeline::Impl::WantOf(size_t field) {
   const SampleField& f = source->fields()[field];
-  Dims shape = {options.batch};
-  for (int64_t extent : f.shape) shape.push_back(extent);
+  const Dims shape = ShapeOf(f);
   std::vector<Box> boxes = {Box::Whole(shape)};
   if (!options.needs.empty()) {
     auto found = options.needs.find(f.name);
@@ -171,7 +179,8 @@ void DataPipeline::Impl::Prepare() {
   if (options.start < 0) Fail("a pipeline starts at sample ", options.start, ", must be 0 or more");
   if (options.epochs < 0) Fail("a pipeline has ", options.epochs, " epochs, must be 0 (no end) or more");
   if (options.ahead < 1) Fail("a pipeline reads ", options.ahead, " batches ahead, must be at least 1");
-  if (options.threads < 1) Fail("a pipeline has ", options.threads, " threads, must be at least 1");
+  if (options.threads < 1 || options.threads > kMostThreads)
+    Fail("a pipeline has ", options.threads, " threads, must be at least 1 and at most ", kMostThreads);
   if (!(options.broken_share >= 0 && options.broken_share <= 1))
     Fail("broken_share of a pipeline is ", options.broken_share, ", must lie between 0 and 1");
   auto known = [&](const std::string& name) {
@@ -461,7 +470,12 @@ std::vector<SourceFact> DataPipeline::Facts() const {
   return facts;
 }
 
-int64_t DataPipeline::batch() const { return impl_->options.batch; }
+std::optional<Dims> DataPipeline::ShapeOf(const std::string& input) const {
+  for (const SampleField& field : impl_->source->fields())
+    if (field.name == input) return impl_->ShapeOf(field);
+  return std::nullopt;
+}
+
 bool DataPipeline::More() const { return impl_->position < impl_->end; }
 int64_t DataPipeline::position() const { return impl_->position; }
 int64_t DataPipeline::rows() const { return impl_->rows; }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,7 +50,7 @@ class DataPipeline final : public FeedSource {
   // this batch failed, throws the Error, with file and offset; earlier batches have been returned, and every
   // later call throws the same.
   FeedPieces Next() override;
-  int64_t batch() const override;  // DataPipelineOptions::batch
+  std::optional<Dims> ShapeOf(const std::string& input) const override;
   std::vector<SourceFact> Facts() const override;
   // Whether there is another batch.
   bool More() const;

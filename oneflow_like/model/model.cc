@@ -13,6 +13,7 @@
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/model/topology_file.h"
 #include "oneflow_like/model/variables.h"
+#include "oneflow_like/text/utf8.h"
 #include "ops/cpu/manifest.h"
 #include "ops/language/numbers.h"
 #include "ops/manifest.h"
@@ -65,11 +66,8 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))
       Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
-    if (!ReferenceKernel(def))
-      Fail("operator '", def.name,
-           "' of ModelOptions::operators has no reference kernel, and no program of steps (OpDef::scalar) to "
-           "make "
-           "one of");
+    if (const std::string lacks = LackOf(def); !lacks.empty())
+      Fail("operator '", def.name, "' of ModelOptions::operators lacks ", lacks);
     catalog.Add(def);
   }
   AddReferenceKernels(catalog, &registry);
@@ -221,6 +219,7 @@ void CheckName(const std::string& who, const std::string& name) {
   if (name.empty()) Fail(who, ": it needs a name");
   if (name.find(':') != std::string::npos)
     Fail(who, ": names with a ':' are those of optimizer state; leave it out");
+  if (!IsUtf8(name)) Fail(who, ": its name is no text in UTF-8, which checkpoints need");
 }
 
 void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed) {

@@ -53,6 +53,9 @@ void CheckRoles(const ModelImpl& model, const Graph& graph, const std::string& w
 
 void CheckSessionOptions(const ModelImpl& model, const Graph& graph, const std::string& who,
                          const SessionOptions& options) {
+  if (options.name.find(':') != std::string::npos)
+    Fail(who, ": the session's name '", options.name,
+         "' has a ':', behind which names of optimizer state go on; leave it out");
   CheckRange(Cat(who, ": micro_batches"), options.micro_batches, 1, kMostMicroBatches);
   CheckRange<int64_t>(Cat(who, ": logits_tile"), options.logits_tile.value_or(0), 0, kMostLogitRows);
   CheckRange(Cat(who, ": steps_in_flight"), options.steps_in_flight, 1, kMostStepsInFlight);

@@ -329,16 +329,19 @@ FeedPieces Session::Impl::OwnPieces(const FeedPieces& pieces) const {
   return own;
 }
 
-// Of a source, whose batches may be larger than the inputs: the boxes alone do not show it.
-void Session::Impl::CheckBatch(int64_t batch, const FeedPieces& pieces) const {
-  if (batch == 0) return;
+// Of a source, whose batches and samples may be larger than the inputs: the boxes alone do not show it.
+void Session::Impl::CheckShapes(const FeedSource& source, const FeedPieces& pieces) const {
   for (const auto& [name, some] : pieces) {
     const auto input = inputs.find(name);
-    if (input == inputs.end()) continue;
+    const std::optional<Dims> fed = source.ShapeOf(name);
+    if (input == inputs.end() || !fed) continue;
     const Dims& shape = compiled.graph.value(input->second).shape;
-    if (shape.rank() == 0 || shape[0] != batch)
-      Fail("input '", name, "' of session ", options.name, " is ", shape.str(),
-           ", but its data comes in batches of ", batch, "; give the pipeline and the input one batch");
+    if (*fed == shape) continue;
+    const std::string what =
+        Cat("input '", name, "' of session ", options.name, " is ", shape.str(), ", but its data ");
+    if (shape.rank() == 0 || shape[0] != (*fed)[0])
+      Fail(what, "comes in batches of ", (*fed)[0], "; give the pipeline and the input one batch");
+    Fail(what, "is ", fed->str(), ", the batch first; give the samples and the input one shape");
   }
 }
 
@@ -415,7 +418,7 @@ StepResult Session::Run(FeedSource& source, const Feeds& also) {
                                                         ", which waits for data from its source"));
   const FeedPieces pieces = source.Next();
   doing.reset();
-  impl_->CheckBatch(source.batch(), pieces);
+  impl_->CheckShapes(source, pieces);
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   StepResult result = Run(also, pieces);
   result.state_->data_seconds = waited.count();

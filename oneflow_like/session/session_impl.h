@@ -54,7 +54,7 @@ struct Session::Impl {
   // The feeds of this session's inputs; those of the model's other inputs are left out, so that one Feeds
   // serves training and evaluation. Throws Error for an input without a feed and a feed that no graph has.
   Feeds OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
-  void CheckBatch(int64_t batch, const FeedPieces& pieces) const;
+  void CheckShapes(const FeedSource& source, const FeedPieces& pieces) const;
   FeedPieces OwnPieces(const FeedPieces& pieces) const;
   // Whether the session feeds this input itself (FeedRate): no data has it.
   bool FedHere(const std::string& input) const;

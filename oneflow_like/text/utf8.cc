@@ -64,6 +64,8 @@ std::string ValidUtf8(std::string_view text) {
   return cut > 0 ? out + kReplacement : out;
 }
 
+bool IsUtf8(std::string_view text) { return ValidUtf8(text) == text; }
+
 std::string ForTerminal(std::string_view text) {
   static const char kHex[] = "0123456789abcdef";
   std::string out;

@@ -21,6 +21,7 @@ Utf8Character FirstCharacter(std::string_view text);
 
 // Replaces invalid UTF-8 by U+FFFD.
 std::string ValidUtf8(std::string_view text);
+bool IsUtf8(std::string_view text);
 
 // For terminals: keeps valid UTF-8, replaces the rest by U+FFFD, and control characters other than newline
 // and tab by \xNN.

@@ -237,11 +237,12 @@ Tensor arange_like(Tensor x, int64_t axis, Here at) {
 
 Tensor constant(GraphBuilder* graph, const HostTensor& values, Here at) {
   constexpr size_t kMost = size_t{1} << 26;
-  if (graph == nullptr) Fail(Who("constant", at), ": no graph was given to make the tensor in");
   if (values.bytes() > kMost) {
     Fail(Who("constant", at), ": ", Name(values.dtype), values.shape.str(), " takes ", values.bytes(),
          " bytes but a literal may take ", kMost, "; make it a weight or an input");
   }
+  if (values.data == nullptr && values.bytes() > 0)
+    Fail(Who("constant", at), ": the HostTensor has no values; make one with HostTensor::Make");
   Attrs attrs = {{"shape", std::vector<int64_t>(values.shape.begin(), values.shape.end())},
                  {"dtype", std::string(Name(values.dtype))},
                  {"values", Blob(values.data.get(), values.bytes())}};

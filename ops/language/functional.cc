@@ -105,7 +105,6 @@ void NeedDeviation(const char* op, double stddev, const Here& at) {
 }
 
 Tensor Source(GraphBuilder* graph, const char* op, const Attrs& attrs, const Here& at) {
-  if (graph == nullptr) Fail(Who(op, at), ": no graph was given to make the tensor in");
   return Apply(graph, op, {}, attrs, at)[0];
 }
 
@@ -121,11 +120,12 @@ std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std:
     if (!in[i].defined()) {
       Fail(Who(op.c_str(), at), ": ", OperandName(op, i), " is a Tensor that was never given a value");
     }
-    if (!graph->Take(in[i]).defined())
+    if (graph != nullptr && !graph->Take(in[i]).defined())
       Fail(Who(op.c_str(), at), ": ", OperandName(op, i),
            " belongs to another model, or to another graph of this one", graph->OfAnother(),
            in[i].graph()->OfAnother());
   }
+  if (graph == nullptr) Fail(Who(op.c_str(), at), ": no graph was given to make the tensor in");
   return graph->AddNode(op, in, attrs, SourceLine(at));
 }
 

@@ -1,23 +1,18 @@
 // Tensor: what a handle says of itself, asked of the graph that holds the value.
 #include "ops/language/tensor.h"
 
-#include <glog/logging.h>
-
 namespace oneflow_like {
+namespace {
 
-const Dims& Tensor::shape() const {
-  CHECK(defined()) << "shape() of an undefined Tensor";
-  return graph_->ShapeOf(id_);
+const GraphBuilder& Given(const GraphBuilder* graph, const char* what) {
+  if (graph == nullptr) Fail(what, " was asked of a Tensor that was never given a value");
+  return *graph;
 }
 
-DType Tensor::dtype() const {
-  CHECK(defined()) << "dtype() of an undefined Tensor";
-  return graph_->DTypeOf(id_);
-}
+}  // namespace
 
-const std::string& Tensor::name() const {
-  CHECK(defined()) << "name() of an undefined Tensor";
-  return graph_->NameOf(id_);
-}
+const Dims& Tensor::shape() const { return Given(graph_, "shape()").ShapeOf(id_); }
+DType Tensor::dtype() const { return Given(graph_, "dtype()").DTypeOf(id_); }
+const std::string& Tensor::name() const { return Given(graph_, "name()").NameOf(id_); }
 
 }  // namespace oneflow_like

@@ -7,12 +7,12 @@ namespace oneflow_like {
 std::string OracleTest(const OpDef& given, const std::vector<OpDef>& others) {
   Catalog catalog = BuiltinCatalog();
   for (const OpDef& other : others) catalog.Add(other);
+  if (const std::string lacks = LackOf(given); !lacks.empty())
+    return Cat("operator '", given.name, "' lacks ", lacks, "\n");
   if (catalog.Find(given.name)) return Cat(given.name, ": there is a built-in operator of that name\n");
   catalog.Add(given);
   const OpDef& def = catalog.Get(given.name);
   if (def.samples.empty()) return Cat(def.name, ": OpDef::samples has no shapes to try\n");
-  if (!ReferenceKernel(def) && !def.view)
-    return Cat(def.name, ": OpDef::reference has no kernel, and OpDef::scalar no program to make one of\n");
   std::string faults;
   const auto tell = [&](const oracle::Report& report) {
     if (report.failed > 0) faults += report.str() + "\n";

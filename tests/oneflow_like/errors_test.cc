@@ -216,6 +216,8 @@ TEST(Errors, Meshes) {
   Refuse("mesh cpu:dp=0: axis dp has extent 0, must be at least 1", [] { Mesh::Parse("cpu:dp=0"); });
   Refuse("mesh cpu:dp=-2: axis dp has extent -2", [] { Mesh("cpu", {{"dp", -2}}); });
   Refuse("axis dp is named twice", [] { Mesh::Parse("cpu:dp=2,dp=2"); });
+  Refuse("9 axes, but a mesh has at most 8", [] { Mesh::Parse("cpu:a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1,i=1"); });
+  EXPECT_EQ(Mesh::Parse("cpu:a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1").rank(), 8);
   Refuse("device kind \"tpu\" does not exist", [] { Mesh::Parse("tpu:dp=2"); });
   Refuse("\"dp\" cannot be read", [] { Mesh::Parse("cpu:dp"); });
   Refuse("\"dp=x\" cannot be read", [] { Mesh::Parse("cpu:dp=x"); });
@@ -328,6 +330,14 @@ TEST(Errors, AnnotationsAndStages) {
                 (m.scope() / "a:b").Weight("w", {4}, Zeros())),
         MISTAKE("^input 'a:b' at .*names with a ':' are those of optimizer state",
                 m.Input("a:b", {4}, DType::kFloat32)),
+        MISTAKE("^weight 'a\xff' at .*its name is no text in UTF-8", m.scope().Weight("a\xff", {4}, Zeros())),
+        MISTAKE_NO_LINE("^shape\\(\\) was asked of a Tensor that was never given a value", Tensor().shape()),
+        MISTAKE_NO_LINE("^dtype\\(\\) was asked of a Tensor that was never given", Tensor().dtype()),
+        MISTAKE_NO_LINE("^name\\(\\) was asked of a Tensor that was never given", Tensor().name()),
+        MISTAKE("^constant at .*the HostTensor has no values", constant(m.builder(), HostTensor())),
+        MISTAKE("^relu at .*no graph was given", Apply(nullptr, "relu", {})),
+        MISTAKE("^Evaluate at .*the session's name 'a:b' has a ':'",
+                Evaluate({{"w", m.scope().Weight("named", {4}, Zeros())}}, {.name = "a:b"})),
         MISTAKE("^weight '' at .*needs a name", m.scope().Weight("", {4}, Zeros())),
         MISTAKE("^weight 'w' at .*Scope was never given a value", Scope().Weight("w", {4}, Zeros())),
         MISTAKE_NO_LINE("Scope that was never given a value", Scope().Stage("pp", 0)),
@@ -428,9 +438,9 @@ TEST(Errors, TrainAndEvaluate) {
                 o.reduce_dtype = DType::kInt32; Train(Loss(m), Sgd{}, o)),
         MISTAKE("^Train at .*reduce_dtype is f16 but dtype is f32; .* use bf16", TrainOptions o;
                 o.reduce_dtype = DType::kFloat16; Train(Loss(m), Sgd{}, o)),
-        MISTAKE("^Train at .*an output 'grad_norm/\\*' of its own", TrainOptions o; Tensor l = Loss(m);
+        MISTAKE("^Train at .*the output name 'grad_norm/\\*' is reserved", TrainOptions o; Tensor l = Loss(m);
                 o.clip_groups = {{"*", 1}}; o.outputs = {{"grad_norm/*", l}}; Train(l, Sgd{}, o)),
-        MISTAKE("^Train at .*an output 'loss' of its own", TrainOptions o; Tensor l = Loss(m);
+        MISTAKE("^Train at .*the output name 'loss' is reserved", TrainOptions o; Tensor l = Loss(m);
                 o.outputs = {{"loss", l}}; Train(l, Sgd{}, o)),
         MISTAKE("^Train at .*output 'y'.*undefined", TrainOptions o; o.outputs = {{"y", Tensor()}};
                 Train(Loss(m), Sgd{}, o)),

@@ -264,6 +264,20 @@ TEST(LocalFeeds, BatchesOfAnotherSizeAreRefused) {
       std::string::npos);
 }
 
+// Wider samples, of which the input would take the first numbers and lose the others.
+TEST(LocalFeeds, WiderSamplesAreRefused) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2"}) {
+    Model model(FullMesh(mesh));
+    Tensor x = model.Input("x", {8, 5}, DType::kFloat32, {{"dp", S(0)}});
+    Session train = Train(mean(square(matmul(x, model.scope().Weight("w", {5, 2}, Ones())))), Sgd{.lr = 0.0});
+    DataPipeline data(std::make_shared<Pairs>(), {.batch = 8, .needs = train.Needs()});
+    EXPECT_EQ(
+        ErrorOf([&] { train.Run(data); }),
+        "input 'x' of session train is [8,5], but its data is [8,6], the batch first; give the samples and "
+        "the input one shape");
+  }
+}
+
 TEST(LocalFeeds, APipelineFeedsEveryMeshAlike) {
   const std::vector<float> alone = FromPipeline({"cpu:dp=1", 1, 1, 8}, {}, 7);
   for (const Setting& setting : {Setting{"cpu:dp=2", 2, 1, 8}, Setting{"cpu:dp=4", 2, 2, 8},

@@ -229,6 +229,8 @@ TEST(UsersOptimizer, MistakesSayWhatItMayRead) {
          [&] { train([&](WeightUpdate& u) { u.Assign(u.weight(), other * u.gradient()); }); });
   refuse(Cat("^Train at .*: assign .*: .*", may),
          [&] { train([&](WeightUpdate& u) { u.Assign(u.weight(), w); }); });
+  refuse("^Train at .*: optimizer 'mine', weight '[wb]': it assigns a Tensor that was never given a value",
+         [&] { train([&](WeightUpdate& u) { u.Assign(u.weight(), Tensor()); }); });
   refuse(
       "^Train at .*: optimizer 'mine', weight '[wb]': it assigns to a variable of the graph; Assign takes "
       "the weight",

@@ -81,7 +81,7 @@ TEST(Training, AnOperatorMayBeAProgram) {
   def.scalar = "";
   EXPECT_NE(ErrorOf([&] {
               Model(FullMesh("cpu:dp=1"), WithOperators({def}));
-            }).find("has no reference kernel, and no program"),
+            }).find("lacks a kernel (OpDef::reference), or a program"),
             std::string::npos);
 }
 

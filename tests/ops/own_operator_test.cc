@@ -93,7 +93,14 @@ TEST(OwnOperator, MistakesAreTold) {
   } mistakes[] = {
       {"OpDef::samples", [](OpDef* d) { d->samples.clear(); }},
       {"built-in", [](OpDef* d) { d->name = "matmul"; }},
-      {"no kernel, and OpDef::scalar no program", [](OpDef* d) { d->reference = nullptr; }},
+      {"lacks a kernel (OpDef::reference)", [](OpDef* d) { d->reference = nullptr; }},
+      {"lacks a name (OpDef::name)", [](OpDef* d) { d->name = ""; }},
+      {"lacks a line of labelled axes (OpDef::axes)", [](OpDef* d) { d->axes = ""; }},
+      {"whole of its rule names the label q, which none of its axes has", [](OpDef* d) { d->whole = {"q"}; }},
+      {"folds of its rule names the label q",
+       [](OpDef* d) {
+         d->folds = {{"q", Reduce::kSum}};
+       }},
       // A cut of d gives sums over parts, which the entry takes for the largest.
       {"distance",
        [](OpDef* d) {

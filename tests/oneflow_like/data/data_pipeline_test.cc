@@ -335,6 +335,7 @@ TEST(DataPipeline, MistakesInOptionsAreNamed) {
   EXPECT_NE(error({}).find("batch of 0"), std::string::npos);
   EXPECT_NE(error({.batch = 1, .start = -1}).find("sample -1"), std::string::npos);
   EXPECT_NE(error({.batch = 1, .threads = 0}).find("0 threads"), std::string::npos);
+  EXPECT_NE(error({.batch = 1, .threads = 1 << 30}).find("1073741824 threads"), std::string::npos);
   EXPECT_NE(error({.batch = 1, .ahead = 0}).find("0 batches ahead"), std::string::npos);
   EXPECT_NE(error({.batch = 1, .broken_share = 2}).find("broken_share of a pipeline is 2"),
             std::string::npos);
