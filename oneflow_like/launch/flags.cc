@@ -55,7 +55,7 @@ void RequireChoice(const std::string& name, const std::string& value,
   Fail("--", name, "=", value, ": must be ", all);
 }
 
-constexpr double kMostBytes = static_cast<double>(INT64_MAX);  // rounded up
+constexpr double kLargestSize = static_cast<double>(INT64_MAX);  // rounded up
 
 template <typename T>
 void CheckNumber(const std::string& name, T value, const FlagRange& range) {
@@ -106,7 +106,7 @@ void CheckFlagRanges(const FlagGroup& group) {
           using T = std::remove_pointer_t<decltype(field)>;
           if constexpr (std::is_same_v<T, std::string>) {
             RequireChoice(flag.name, *field, flag.range.choices);
-            if (flag.range.bytes) ParseBytes(flag.name, *field, std::min(flag.range.most, kMostBytes));
+            if (flag.range.bytes) ParseBytes(flag.name, *field, std::min(flag.range.most, kLargestSize));
           } else if constexpr (!std::is_same_v<T, bool>) {
             CheckNumber<T>("--" + flag.name, *field, flag.range);
           }
@@ -138,7 +138,7 @@ int64_t ParseBytes(const std::string& flag, const std::string& value, double mos
   if (!is_size || std::ldexp(static_cast<double>(number), power->second) > most ||
       number > (INT64_MAX >> power->second))
     Fail("--", flag, "=", value, ": must be a number of bytes such as 25MB, 64KB or 1000000, at most ",
-         most < kMostBytes ? Cat(static_cast<int64_t>(most)) : Cat(INT64_MAX));
+         most < kLargestSize ? Cat(static_cast<int64_t>(most)) : Cat(INT64_MAX));
   return number << power->second;
 }
 
