@@ -58,14 +58,19 @@ int Difference(const NdSbp& from, const NdSbp& to) {
   return entry;
 }
 
+// Whether a mesh axis cuts an axis of one element, which a view cannot do.
+bool CutsOne(const Dims& shape, const NdSbp& sbp) {
+  return std::any_of(sbp.begin(), sbp.end(),
+                     [&](const Sbp& s) { return s.is_split() && shape[s.axis] == 1; });
+}
+
 // The axis, if it is whole but for at most one even cut. `sizes`: Graph::Sizes.
 std::optional<ChunkAxis> ChunkAxisOf(const std::vector<int>& sizes, const Dims& shape, const NdSbp& sbp,
                                      int axis) {
   ChunkAxis rows{axis, 1};
+  if (CutsOne(shape, sbp)) return std::nullopt;
   for (size_t e = 0; e < sbp.size(); ++e) {
-    if (!sbp[e].is_split()) continue;
-    if (shape[sbp[e].axis] == 1) return std::nullopt;
-    if (sbp[e].axis != axis) continue;
+    if (!sbp[e].is_split() || sbp[e].axis != axis) continue;
     // A grain of a plain signature makes parts uneven.
     if (rows.pieces > 1 || shape[axis] % sizes[e] != 0 || sbp[e].grain > 1) return std::nullopt;
     rows.pieces = sizes[e];
@@ -203,7 +208,11 @@ std::optional<ChunkPlan> GatherOf(const BatchGraph& in, const std::set<int>& use
     std::vector<ChunkedProduct> products;
     Reading others;
     for (auto [r, i] : reads) {
-      const std::optional<ProductRows> rows = in.IsProduct(r) ? RowsOf(in.graph, r, i, a) : std::nullopt;
+      std::optional<ProductRows> rows;
+      if (in.IsProduct(r)) {
+        const Value& made = in.graph.value(in.graph.node(r).out[0]);
+        if (!CutsOne(made.shape, made.sbp)) rows = RowsOf(in.graph, r, i, a);
+      }
       if (rows && rows->in[1 - i] < 0 && !used.count(r) && (!for_forward || is_forward(r)))
         products.push_back({r, *rows});
       else

@@ -166,14 +166,15 @@ TEST(Overlapping, TheForwardPassWaitsForNoGradient) {
     }
 }
 
-// Rows of samples that are merged: 12, 9 and 9 of 30 in micro-batches of 4, 3 and 3 samples.
+// Rows of samples that are merged: 12, 9 and 9 of 30 in micro-batches of 4, 3 and 3 samples. Seven columns
+// are no chunks.
 TEST(Overlapping, MergedRowsMayBeUneven) {
   const auto losses = [](const std::string& mesh, int micro_batches, const Overlap& overlap) {
     Model model(Mesh::Parse(mesh));
     Scope s = model.scope();
     Tensor x = reshape(model.Input("x", {10, 3, 8}, DType::kFloat32), {30, 8});
     x = relu(matmul(x, s.Weight("up", {8, 16}, Normal(.3), {{"tp", S(1)}})));
-    x = reshape(matmul(x, s.Weight("down", {16, 8}, Normal(.3), {{"tp", S(0)}})), {10, 3, 8});
+    x = reshape(matmul(x, s.Weight("down", {16, 7}, Normal(.3), {{"tp", S(0)}})), {10, 3, 7});
     TrainOptions options;
     options.micro_batches = micro_batches;
     options.overlap = overlap;
@@ -185,12 +186,34 @@ TEST(Overlapping, MergedRowsMayBeUneven) {
   };
   const std::vector<float> wanted = losses("cpu:tp=1", 1, {});
   for (int micro_batches : {1, 2, 3})
-    for (int chunks : {2, 3}) {
+    for (int chunks : {2, 5}) {
       const std::vector<float> got = losses("cpu:tp=2", micro_batches, {.chunks = chunks, .always = true});
       for (size_t i = 0; i < wanted.size(); ++i)
         EXPECT_NEAR(got[i], wanted[i], 1e-5 * wanted[i])
             << micro_batches << " micro-batches, " << chunks << " chunks";
     }
+}
+
+// A product of one column, which only one of two devices has; what it reads is gathered along the sequence.
+TEST(Overlapping, AColumnMayBeAlone) {
+  const auto losses = [](const std::string& mesh, const Overlap& overlap) {
+    Model model(Mesh::Parse(mesh));
+    Tensor x = model.Input("x", {4, 8, 6}, DType::kFloat32);
+    Tensor h = tanh(matmul(x, model.scope().Weight("up", {6, 6}, Normal(.3))));
+    h = annotate(h, {{"tp", S(1)}});
+    Tensor u = model.scope().Weight("u", {6, 1}, Normal(.3), {{"tp", S(1)}});
+    Tensor y = annotate(matmul(h, u), {{"tp", S(2)}});
+    TrainOptions options;
+    options.overlap = overlap;
+    Session train = Train(mean(square(tanh(y) - 1)), Sgd{.lr = .1}, options);
+    std::vector<float> result;
+    for (int step = 0; step < 3; ++step)
+      result.push_back(train.Run({{"x", Floats(step, {4, 8, 6})}}).Scalar("loss"));
+    return result;
+  };
+  const std::vector<float> wanted = losses("cpu:tp=1", {});
+  const std::vector<float> got = losses("cpu:tp=2", {.chunks = 2, .always = true});
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-5 * wanted[i]);
 }
 
 TEST(Overlapping, IsDeclinedInMemoryAndTakenOverALine) {
