@@ -152,7 +152,10 @@ void BeginAverages(ModelImpl* model) {
   }
 }
 
-HostTensor Model::Read(const std::string& name) const { return ReadVariable(impl_.get(), name); }
+HostTensor Model::Read(const std::string& name) const {
+  if (name.find(Cat(":", kAverage, "/")) != std::string::npos) BeginAverages(impl_.get());
+  return ReadVariable(impl_.get(), name);
+}
 
 void Model::Write(const std::string& name, const HostTensor& value) {
   const ModelVariable& variable = impl_->Require(name);

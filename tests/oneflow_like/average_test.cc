@@ -178,6 +178,7 @@ TEST(Average, IsTheWeightUntilTheFirstUpdate) {
     const Feeds probe = run.MakeFeeds(3);
     for (int seed : {1, 2}) {
       run.model.Write("net/up", Floats(seed, {kIn, kHidden}));
+      EXPECT_TRUE(SameBytes(run.model.Read("train:average/net/up"), run.model.Read("net/up")));
       EXPECT_TRUE(SameBytes(look.Run(probe).Get("y"), plain.Run(probe).Get("y")));
     }
     train.Run(run.MakeFeeds(0)).Wait();
