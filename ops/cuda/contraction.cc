@@ -20,8 +20,8 @@ struct Classes {
   const Groups& operator[](Class c) const { return at[c]; }
 };
 
-// More launches than this for one product, and packing is better.
-constexpr size_t kMostLaunches = 64;
+// More launches than this for one product, and packing is better; of what is too large to be packed.
+constexpr size_t kMostLaunches = 64, kMostUnpacked = 4096;
 constexpr int64_t kPackedAlignment = 256;
 
 Class ClassOf(const LabelAxes& l) {
@@ -191,12 +191,15 @@ class Planner {
     if (empty_) return plan;
     bool takes = GemmTakes(types_.in, types_.out);
     Choice c = Choose(Merged(groups_));
-    if (as_they_lie && packed_bytes >= 0 && takes && c.summed.empty() && Count(c.rest) <= kMostLaunches &&
-        !TooSmall(c)) {
+    const size_t launches =
+        as_they_lie && packed_bytes >= 0 && takes && c.summed.empty() && !TooSmall(c) ? Count(c.rest) : 0;
+    const bool direct = launches > 0 && launches <= kMostLaunches;
+    if (!direct && IsFloating(types_.in) && Pack(packed_bytes, &plan)) {
+      plan.kind = ContractionPlan::kPacked;
+    } else if (launches > 0 && launches <= kMostUnpacked) {
+      plan = ContractionPlan();
       plan.kind = ContractionPlan::kDirect;
       Finish(c, types_.out, &plan);
-    } else if (IsFloating(types_.in) && Pack(packed_bytes, &plan)) {
-      plan.kind = ContractionPlan::kPacked;
     } else {
       plan = ContractionPlan();
       plan.kind = ContractionPlan::kGeneral;

@@ -15,6 +15,8 @@ namespace {
 
 // Packed operands take at most this of the work space; the library has the rest, and all of it otherwise.
 constexpr int64_t kPackedBytes = int64_t{24} << 20;
+// A loop over so many multiplications takes a millisecond or longer: the log tells of it.
+constexpr int64_t kLongLoop = int64_t{1} << 29;
 
 class Product : public ProductKernel {
  public:
@@ -42,6 +44,7 @@ class Product : public ProductKernel {
         return error == cudaSuccess ? Status() : Status(Cat("cudaMemsetAsync: ", cudaGetErrorString(error)));
       }
       case ContractionPlan::kGeneral:
+        TellOfLoop(context);
         LaunchStridedProduct(plan_.kept, plan_.summed, y.data, y.dtype, a.data, b.data, a.dtype, accumulates_,
                              launch);
         return Status();
@@ -96,10 +99,23 @@ class Product : public ProductKernel {
     return operands;
   }
 
+  std::string Kind(const KernelContext& context) const {
+    return Cat(context.spec.name, " ", context.spec.attrs.Str("equation", "of matrices"), " of ",
+               Name(types_.in), " to ", Name(types_.out));
+  }
+
+  void TellOfLoop(const KernelContext& context) {
+    if (asked_) return;  // told with the reason, or before
+    asked_ = true;
+    if (!IsFloating(types_.in) || plan_.kept.elements() * plan_.summed.elements() < kLongLoop) return;
+    SayRefused(Cat(Kind(context), " at ", context.spec.line.str()), "done by a slow loop",
+               Status(Cat("operands of ", a_.str(), " and ", b_.str(),
+                          " do not lie as matrices do, and are too large to be copied")));
+  }
+
   // In the first act, which is never a recorded one.
   void AskLibrary(const KernelContext& context) {
-    const std::string kind = Cat(context.spec.name, " ", context.spec.attrs.Str("equation", "of matrices"),
-                                 " of ", Name(types_.in), " to ", Name(types_.out));
+    const std::string kind = Kind(context);
     for (const auto& [packed_bytes, instead] : {std::pair(kPackedBytes, "its operands are copied first"),
                                                 std::pair(int64_t{-1}, "done by a slow loop")}) {
       Status status = gemm_ ? gemm_->Check() : Status();

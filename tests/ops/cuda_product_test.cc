@@ -257,6 +257,25 @@ TEST(CudaProduct, PlansOfContractions) {
   EXPECT_EQ(KindOf("sdb,tdb->stb", {9, 16, 12}, {8, 16, 12}), Plan::kPacked);
   EXPECT_EQ(KindOf("mkl,lkn->mn", {8, 3, 9}, {9, 3, 10}), Plan::kPacked);
   EXPECT_EQ(KindOf("mkl,lkn->mn", {8, 3, 9}, {9, 3, 10}, 16), Plan::kGeneral);
+  // Batches of both operands and of one, which are no neighbours in the result: packed, or, of operands too
+  // large for that, a call for each of those that are fewer, unless each call would do next to nothing.
+  for (const auto& [experts, rows, room, kind] :
+       {std::tuple(60, 64, int64_t{1} << 24, Plan::kDirect),
+        std::tuple(65, 64, int64_t{1} << 24, Plan::kPacked), std::tuple(65, 64, int64_t{16}, Plan::kDirect),
+        std::tuple(65, 2, int64_t{16}, Plan::kGeneral)}) {
+    const Plan plan = PlanContraction(EinsumLabels("gsec,gsm->egcm"), {70, 16, experts, rows}, {70, 16, 8},
+                                      {DType::kBFloat16, DType::kBFloat16}, room);
+    EXPECT_EQ(plan.kind, kind) << experts << " experts, " << rows << " rows, room " << room;
+    if (kind != Plan::kDirect) continue;
+    ASSERT_EQ(plan.outer.size(), static_cast<size_t>(experts));
+    EXPECT_EQ(plan.gemm.batch, 70);
+    EXPECT_FALSE(plan.a.needed || plan.b.needed || plan.y.needed);
+    for (int64_t e = 0; e < experts; ++e) {
+      EXPECT_EQ(plan.outer[e].a, e * rows);
+      EXPECT_EQ(plan.outer[e].b, 0);
+      EXPECT_EQ(plan.outer[e].y, e * 70 * rows * 8);
+    }
+  }
   EXPECT_EQ(KindOf("abk,nk->bn", {3, 5, 2}, {7, 2}), Plan::kPacked);
   EXPECT_EQ(KindOf("mk,kn->mn", {4, 0}, {0, 3}), Plan::kZero);
   EXPECT_EQ(KindOf("mk,kn->mn", {64, 64}, {64, 64}, 1 << 20, {DType::kFloat32, DType::kBFloat16}),
@@ -364,6 +383,44 @@ TEST(CudaProduct, WhatTheLibraryRefuses) {
         warnings.said.end());
   }
   EXPECT_EQ(warnings.said.size(), 4u) << "heads and plain, of two types each";
+}
+
+// It is recorded and never run: its operands would be some 32 MiB.
+TEST(CudaProduct, TheLogTellsOfALongLoop) {
+  const auto said_of = [](int64_t columns, const std::string& equation) {
+    Warnings warnings;
+    const auto operand = [](const Dims& shape) {
+      TensorArg arg;
+      arg.dtype = DType::kBFloat16;
+      arg.global = arg.extent = shape;
+      arg.begin = Dims(shape.rank(), 0);
+      return arg;
+    };
+    KernelSpec spec;
+    spec.name = "einsum";
+    spec.line = SourceLine("model.cc", 12);
+    spec.attrs.Set("equation", equation);
+    spec.in = {operand({1024, 16, columns}), operand({1024, 16, columns})};
+    spec.out = {operand({1024, 1024, columns})};
+    const std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cuda");
+    Bench bench;
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(cudaStreamBeginCapture(bench.launch.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      EXPECT_TRUE(static_cast<CudaKernel*>(kernel.get())
+                      ->Launch({spec, spec.in, spec.out, nullptr, 3, 0, 1, 77}, bench.launch)
+                      .ok());
+      cudaGraph_t graph = nullptr;
+      EXPECT_EQ(cudaStreamEndCapture(bench.launch.stream, &graph), cudaSuccess);
+      cudaGraphDestroy(graph);
+    }
+    return warnings.said;
+  };
+  const std::vector<std::string> said = said_of(1024, "sdb,tdb->stb");
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0],
+            "einsum sdb,tdb->stb of bf16 to bf16 at model.cc:12: done by a slow loop, since operands of "
+            "[1024,16,1024] and [1024,16,1024] do not lie as matrices do, and are too large to be copied");
+  EXPECT_TRUE(said_of(8, "sdb,tdb->stb").empty()) << "they are copied";
 }
 
 TEST(CudaProduct, LaterActsMayBeSmaller) {

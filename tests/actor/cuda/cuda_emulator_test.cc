@@ -124,6 +124,143 @@ TEST_F(CudaEmulator, AMissingBarrierShows) {
     EXPECT_TRUE(shown) << by;
   }
 }
+
+// Races that kernels really have had, each with the barriers that they take and without.
+void SyncIf(bool barrier) {
+  if (barrier) __syncthreads();
+}
+int Me() { return static_cast<int>(threadIdx.x); }
+// Shared arrays keep what the launch before left: with barriers and without other numbers are stored.
+int Coded(int x, bool barrier) { return barrier ? x : ~x; }
+int Threads() { return static_cast<int>(blockDim.x); }
+
+OFL_KERNEL void NextWarpKernel(int* to, bool barrier) {
+  OFL_SHARED int room[256];
+  room[Me()] = Coded(Me(), barrier);
+  SyncIf(barrier);
+  to[Me()] = Coded(room[(Me() + 32) % Threads()], barrier);
+  __syncthreads();
+}
+OFL_KERNEL void TurnRoundKernel(int* to, bool barrier) {
+  int* room = DynamicShared<int>();
+  room[Threads() - 1 - Me()] = Me();
+  SyncIf(barrier);
+  to[Me()] = room[Me()];
+  __syncthreads();
+}
+// Of a loop's turns: the next one's write overtakes what others still read.
+OFL_KERNEL void NextTurnKernel(int* to, bool barrier) {
+  OFL_SHARED int room[256];
+  int sum = 0;
+  for (int turn = 0; turn < 3; ++turn) {
+    room[Me()] = 10 * turn + Me();
+    __syncthreads();
+    sum += room[(Me() + 1) % Threads()];
+    SyncIf(barrier);
+  }
+  to[Me()] = sum;
+  __syncthreads();
+}
+// The same with two rooms, which take turns, and one barrier: with one room it is too few.
+OFL_KERNEL void TwoRoomsKernel(int* to, bool both) {
+  int* rooms = DynamicShared<int>();
+  int sum = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    int* room = rooms + (both ? turn % 2 : 0) * Threads();
+    room[Me()] = turn * Me();
+    __syncthreads();
+    sum += room[(Me() + 5) % Threads()];
+  }
+  to[Me()] = sum;
+  __syncthreads();
+}
+OFL_KERNEL void HalvesKernel(int* to, bool barrier) {
+  OFL_SHARED int room[256];
+  room[Me()] = Me();
+  __syncthreads();
+  for (int half = Threads() / 2; half > 0; half /= 2) {
+    if (Me() < half) room[Me()] += room[Me() + half];
+    SyncIf(barrier);
+  }
+  __syncthreads();
+  to[Me()] = room[0];
+  __syncthreads();
+}
+// In place: what a thread adds may be there already with what it got.
+OFL_KERNEL void ScanKernel(int* to, bool barrier) {
+  OFL_SHARED int room[256];
+  room[Me()] = Me();
+  __syncthreads();
+  for (int by = 1; by < Threads(); by *= 2) {
+    const int before = Me() >= by ? room[Me() - by] : 0;
+    SyncIf(barrier);
+    room[Me()] += before;
+    __syncthreads();
+  }
+  to[Me()] = room[Me()];
+  __syncthreads();
+}
+OFL_KERNEL void OneForAllKernel(int* to, bool barrier) {
+  OFL_SHARED int total;
+  if (Me() == Threads() / 2) total = Coded(7, barrier);
+  SyncIf(barrier);
+  to[Me()] = Coded(total, barrier);
+  __syncthreads();
+}
+OFL_KERNEL void DeviceMemoryKernel(int* to, bool barrier) {
+  to[Me()] = Me();
+  SyncIf(barrier);
+  const int next = to[(Me() + 1) % Threads()];
+  __syncthreads();
+  to[Me()] = next;
+}
+OFL_KERNEL void LanesKernel(int* to, bool barrier) {
+  OFL_SHARED int room[256];
+  room[Me()] = Coded(Me(), barrier);
+  if (barrier) __syncwarp();
+  to[Me()] = Coded(room[Me() / 32 * 32 + (Me() + 1) % 32], barrier);
+  __syncthreads();
+}
+// Lanes that a shuffle let go on are in no order.
+OFL_KERNEL void AfterShuffleKernel(int* to, bool barrier) {
+  OFL_SHARED int room[256];
+  const int other = __shfl_xor_sync(~0u, Me(), 1);
+  room[Me()] = Coded(other, barrier);
+  if (barrier) __syncwarp();
+  to[Me()] = Coded(room[other], barrier);
+  __syncthreads();
+}
+
+TEST_F(CudaEmulator, TenPlantedRacesShow) {
+  struct {
+    const char* what;
+    void (*kernel)(int*, bool);
+  } races[] = {{"a read of the next warp's", NextWarpKernel},
+               {"dynamic shared memory", TurnRoundKernel},
+               {"a loop's next turn", NextTurnKernel},
+               {"one room where two take turns", TwoRoomsKernel},
+               {"halves that are added up", HalvesKernel},
+               {"a scan in place", ScanKernel},
+               {"what one thread writes for all", OneForAllKernel},
+               {"device memory", DeviceMemoryKernel},
+               {"lanes of a warp", LanesKernel},
+               {"lanes of a warp behind a shuffle", AfterShuffleKernel}};
+  constexpr unsigned kThreads = 128;
+  for (const auto& race : races) {
+    std::vector<std::vector<int>> with, without;
+    for (Order order : {Order::kForward, Order::kReverse, Order::kAlternate}) {
+      cuda_emulator::SetOrder(order);
+      for (bool barrier : {true, false}) {
+        int* to = Make<int>(kThreads);
+        Launch(race.kernel, Grid{1, 1, kThreads, 2 * kThreads * sizeof(int)}, stream, to, barrier);
+        (barrier ? with : without).push_back(Read(to, kThreads));
+      }
+    }
+    EXPECT_EQ(with[0], with[1]) << race.what;
+    EXPECT_EQ(with[0], with[2]) << race.what;
+    EXPECT_TRUE(without[0] != with[0] || without[1] != with[0] || without[2] != with[0]) << race.what;
+  }
+}
 #endif
 
 OFL_KERNEL void SumsKernel(const float* from, float* to, int count) {
