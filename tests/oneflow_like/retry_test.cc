@@ -580,7 +580,7 @@ TEST(Retry, RefusesWhatItCannotDo) {
       "assign 'e/assign' at retry_test.cc:\\d+: it writes in each micro-batch, which a step that experts "
       "have no room for",
       [&] { write(false); });
-  refuse("output 'retried' .*name yours otherwise", [&] {
+  refuse("the output name 'retried' is reserved; rename yours", [&] {
     Model model(ExpertMesh("cpu:ep=2"));
     Tensor x = model.Input("x", kShape, DType::kFloat32);
     Tensor y = nn::Experts(model.scope() / "e", x, WithRoom(1.2, kRetry)).y;
