@@ -30,7 +30,8 @@ void RequireKnownKernels(const Machine& machine, const Catalog& catalog, const K
   known.insert(kCollectiveWork);
   for (const std::string& name : operators) known.insert(registry.Cost(name, "cpu").measured_as);
   for (const MeasuredKernel& kernel : machine.kernels)
-    if (known.count(kernel.name) == 0 && !registry.Has(kernel.name, "cpu"))
+    if (known.count(kernel.name) == 0 && !registry.Has(kernel.name, "cpu") &&
+        !registry.Has(kernel.name, "reference"))  // of boxing, such as accumulate
       Fail(
           "topology file '", file, "': kernel ", OnOneLine(kernel.name),
           " is not known: there is no operator of that name; correct or remove the line, or add the operator "
