@@ -558,8 +558,9 @@ TEST(Topology, KernelsAreOfOperators) {
     const std::string file = WithTopology(Cat(kGood, "kernel ", kernel, " f32 call 0 flop 1e-15 byte 0\n"));
     return ErrorOf([&] { Model(Mesh::Parse("cpu:dp=1"), {.topology = file}); });
   };
-  for (const char* known : {"product", "attention_grad", "adamw", "collective", "linear_grad_gelu", "cast",
-                            "accumulate", "local_slice", "time_slice", "time_gather", "keep"})
+  for (const char* known :
+       {"product", "attention_grad", "adamw", "collective", "linear_grad_gelu", "cast", "accumulate",
+        "local_slice", "time_slice", "time_gather", "keep", "fused", "to_host"})
     EXPECT_EQ(model(known), "");
   const std::string error = model("produkt");
   EXPECT_NE(error.find("kernel produkt is not known: there is no operator of that name"), std::string::npos)

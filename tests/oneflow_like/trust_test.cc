@@ -47,12 +47,24 @@ std::vector<Copy> CopiesOf(const ModelImpl& model) {
   return copies;
 }
 
+// Whether all ranks hold the same of what several hold.
+bool AllAlike(const ModelImpl& model) {
+  std::map<std::string, std::string> first;
+  for (int rank : model.store->ranks())
+    for (const Store::VariableInfo& info : model.store->Variables(rank)) {
+      const std::string held(static_cast<const char*>(model.store->Variable(rank, info.name)),
+                             info.box.elements() * SizeOf(info.dtype));
+      if (first.emplace(info.name + info.box.str(), held).first->second != held) return false;
+    }
+  return true;
+}
+
 // A bit of one rank's copy is turned between two steps; within K steps the run ends, naming variable and
-// rank.
+// rank, unless an update has rounded the difference away.
 void ExpectTurnedBitsFound(uint64_t flips) {
   const char* meshes[] = {"cpu:dp=2", "cpu:dp=3", "cpu:dp=2,tp=2", "cpu:dp=2,pp=2"};
   const int64_t every = 3;
-  int named = 0;
+  int named = 0, rounded_away = 0;
   for (uint64_t flip = 0; flip < flips; ++flip) {
     GptProgram program(Checked(meshes[flip % 4], every));
     Session train = program.MakeTrain();
@@ -70,6 +82,10 @@ void ExpectTurnedBitsFound(uint64_t flips) {
       error = ErrorOf([&] { train.Run(program.MakeFeeds(step)).Wait(); });
     const std::string piece = Cat(copy.variable, " bit ", bit, " of rank ", copy.rank, ": ", error);
     if (std::regex_search(error, std::regex("loss is"))) continue;  // the bit was one of an exponent
+    if (error.empty() && AllAlike(model)) {  // a last bit, as where the value passed a power of two
+      ++rounded_away;
+      continue;
+    }
     std::smatch found;
     ASSERT_TRUE(std::regex_search(
         error, found,
@@ -78,6 +94,7 @@ void ExpectTurnedBitsFound(uint64_t flips) {
         << flip << ": " << piece;
     named += Cat(", ", found[1].str(), ",").find(Cat(", ", copy.rank, ",")) != std::string::npos;
   }
+  EXPECT_LE(rounded_away, static_cast<int>(flips) / 50);
   // Others have spread over half of the ranks until they were seen.
   EXPECT_GE(named, static_cast<int>(flips) * 8 / 10);
 }
