@@ -38,8 +38,9 @@ inline FlagRange RangeBelow(double least, double most) {
 inline FlagRange ChoiceOf(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 inline FlagRange BytesUpTo(double most) { return {.most = most, .bytes = true}; }
 
-// Returns the bytes that a flag names: a whole number, followed by KB, MB or GB (2^10, 2^20 and 2^30 bytes)
-// or by nothing, as in "25MB". Throws Error for anything else, and for more than `most`.
+// Returns the bytes that a flag names: a whole number, followed by KB, MB or GB (powers of 1000), by KiB,
+// MiB or GiB (of 1024), or by nothing, as in "25MB". Throws Error for anything else, and for more than
+// `most`.
 int64_t ParseBytes(const std::string& flag, const std::string& value,
                    double most = static_cast<double>(INT64_MAX));
 

@@ -128,18 +128,24 @@ std::vector<std::string> ParseFlags(int argc, char** argv, const std::string& us
 }
 
 int64_t ParseBytes(const std::string& flag, const std::string& value, double most) {
-  static const std::map<std::string, int> kPowers = {{"", 0}, {"KB", 10}, {"MB", 20}, {"GB", 30}};
+  static const std::map<std::string, int64_t> kUnits = {{"", 1},
+                                                        {"KB", 1000},
+                                                        {"MB", 1000 * 1000},
+                                                        {"GB", 1000 * 1000 * 1000},
+                                                        {"KiB", int64_t{1} << 10},
+                                                        {"MiB", int64_t{1} << 20},
+                                                        {"GiB", int64_t{1} << 30}};
   int64_t number = -1;
   const char* end = value.data() + value.size();
   const auto [rest, error] = std::from_chars(value.data(), end, number);
-  const char* unit = std::find_if(rest, end, [](char c) { return c != ' '; });
-  const auto power = kPowers.find(std::string(unit, end));
-  const bool is_size = error == std::errc() && number >= 0 && power != kPowers.end();
-  if (!is_size || std::ldexp(static_cast<double>(number), power->second) > most ||
-      number > (INT64_MAX >> power->second))
-    Fail("--", flag, "=", value, ": must be a number of bytes such as 25MB, 64KB or 1000000, at most ",
+  const char* word = std::find_if(rest, end, [](char c) { return c != ' '; });
+  const auto unit = kUnits.find(std::string(word, end));
+  const bool is_size = error == std::errc() && number >= 0 && unit != kUnits.end();
+  if (!is_size || static_cast<double>(number) * static_cast<double>(unit->second) > most ||
+      number > INT64_MAX / unit->second)
+    Fail("--", flag, "=", value, ": must be a number of bytes such as 25MB, 64KiB or 1000000, at most ",
          most < kLargestSize ? Cat(static_cast<int64_t>(most)) : Cat(INT64_MAX));
-  return number << power->second;
+  return number * unit->second;
 }
 
 bool IsGiven(const std::string& flag) {

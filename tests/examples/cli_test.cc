@@ -545,7 +545,7 @@ TEST_F(CliTest, APlanKeepsHowMessagesAreSent) {
   };
   const std::string file = folder_ + "/plan", plan = "--plan=" + file, again = folder_ + "/again";
   const std::vector<std::string> messages = {"--reduce_dtype=bf16", "--reduce_axis=dp", "--overlap=2",
-                                             "--bucket=64KB", "--prefetch=2"};
+                                             "--bucket=64KiB", "--prefetch=2"};
   std::vector<std::string> first = {"--mesh=cpu:dp=2,tp=2", "--zero=3", "--save_plan=" + file, "--dry_run"};
   first.insert(first.end(), messages.begin(), messages.end());
   const Outcome made = Gpt(first);
@@ -818,7 +818,7 @@ TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=4", "--memory_budget=1000"}),
               {"no plan of 4 devices fits", "more than", "1.00 KB", "(--recompute=auto)"}, kRunError);
   ExpectError(Gpt({"--auto_mesh=1", "--memory_budget=1KB", "--recompute=auto"}),
-              {"no plan of 1 device fits", "more than the 1.02 KB there are; take more devices or a smaller"},
+              {"no plan of 1 device fits", "more than the 1.00 KB there are; take more devices or a smaller"},
               kRunError);
   const Outcome shared = Gpt({"--auto_mesh=2", "--memory_budget=1000", "--processes=2"});
   EXPECT_EQ(shared.code, kRunError) << shared.err;

@@ -25,7 +25,7 @@ TEST(Launcher, EveryFlagReachesItsOption) {
                     report = testing::TempDir() + "/launcher_test.html";
   std::vector<std::string> flags = {
       "launcher_test",    "--mesh=cpu:tp=2",    "--devices=2,5", "--seed=7",
-      "--threads=3",      "--kernel_threads=2", "--explain",     "--memory_budget=12KB",
+      "--threads=3",      "--kernel_threads=2", "--explain",     "--memory_budget=12KiB",
       "--check_feeds",    "--check_replicas=9", "--check_nan",   "--dump_dir=" + dump,
       "--trace=" + trace, "--report=" + report, "--tune=false",  "--tf32"};
   std::vector<char*> pointers;
