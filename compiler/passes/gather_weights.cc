@@ -73,7 +73,7 @@ class Gatherer {
       const Node& node = graph_.node(n);
       of_variables_[n] = node.kind == NodeKind::kVariable && node.rate == Rate::kOnce;
       if (IsEnd(node) || node.in.empty() || node.phase == Phase::kUpdate) continue;
-      // What is cut by micro-batches, as a weight that is broadcast over the batch, is work of each of them.
+      // A weight that is broadcast over the batch is a value of each micro-batch, not of the variable alone.
       of_variables_[n] = node.rate != Rate::kEachAct &&
                          std::all_of(node.in.begin(), node.in.end(),
                                      [&](int v) { return of_variables_[graph_.value(v).producer]; });

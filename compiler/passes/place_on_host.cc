@@ -149,7 +149,7 @@ class HostPlacer {
       for (auto [out, in] : graph_.InPlace(n)) {
         const int v = graph_.node(n).in[in];
         const Node& variable = graph_.producer(v);
-        // What another session has put there comes and goes here, too, whatever this one would choose.
+        // A variable that another session has placed on the host is copied for this session's update, too.
         const bool is_there = OnHost(v) && !(offload_.tables && IsTable(v));
         if (is_there || IsState(v) || (offload_.weights && IsWeight(variable))) update.state.push_back(in);
       }

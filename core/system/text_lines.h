@@ -10,8 +10,8 @@
 
 namespace oneflow_like {
 
-// Of a text that people wrote with any editor: lines without a byte order mark in front, and without the
-// carriage returns that end lines on Windows.
+// Reads a text line by line. Leaves out a byte order mark in front, and the carriage returns that end lines
+// on Windows.
 class TextLines {
  public:
   // `who` names the text in messages; the stream must outlive this object.

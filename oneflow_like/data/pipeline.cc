@@ -145,7 +145,7 @@ struct DataPipeline::Impl {
   void Run();
 };
 
-// Of a field in a batch.
+// Returns the shape of a field for a whole batch.
 Dims DataPipeline::Impl::ShapeOf(const SampleField& field) const {
   Dims shape = {options.batch};
   for (int64_t extent : field.shape) shape.push_back(extent);

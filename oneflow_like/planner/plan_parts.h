@@ -23,8 +23,8 @@ struct PartMessage {
 double SecondsOfMessage(const Machine& machine, const PartMessage& message, int members, int stride,
                         int node);
 
-// What a part of a model takes of one rank. Times are of one micro-batch, and of a step for updates; bytes
-// that are kept for gradients are of one micro-batch.
+// The seconds and bytes that a part of a model needs on one rank. Updates are counted for a step, other times
+// and the bytes that are kept for gradients for one micro-batch.
 struct PartAmounts {
   double forward = 0, backward = 0, update = 0;  // seconds in which kernels run
   double weights = 0, state = 0, narrow = 0;     // bytes: variables, optimizer state, casts of weights

@@ -69,7 +69,8 @@ class TrialPool {
   const TrialEntry* Smallest() const;  // of those that were compiled; nullptr: none
 
  private:
-  // Of tried entries that were compiled, and fit if that is asked for, the one with the least amount.
+  // Returns the compiled entry with the least amount; with `fits`, among those that fit. nullptr: there is
+  // none.
   template <typename T>
   const TrialEntry* Least(T PlanTrial::*amount, bool fits) const;
   void TryOne(TrialEntry* entry) const;

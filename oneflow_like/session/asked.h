@@ -1,4 +1,4 @@
-// What a user has asked Train or Evaluate for, checked. With Decisions it determines the whole session.
+// The checked arguments of Train or Evaluate. Together with Decisions they determine the whole session.
 #pragma once
 
 #include <map>

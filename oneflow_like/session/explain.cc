@@ -90,7 +90,7 @@ WaitLine LineOf(const WaitPrice& price, double times, bool host) {
   return line;
 }
 
-// What the step gains if no region repeats anything; empty if none does.
+// Returns a line with the time of a step in which no region recomputes anything; empty if none does.
 std::string AllKeptText(const Session::Impl& session) {
   const std::optional<double> kept = session.all_kept ? session.all_kept() : std::nullopt;
   if (!kept) return "";
